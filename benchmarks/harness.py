@@ -1,0 +1,565 @@
+"""The method shared by every benchmark: how a cost is measured and how a claim is stated.
+
+`hot_loop` repeats one statement, as `timeit` does; caches and branch history are warm, so it
+flatters. `in_situ` measures what instrumentation adds to a decode step of 192 bricks of about 10 us
+of true work; claims are gated on it. `in_processes` repeats a measurement in fresh processes,
+because memory layout shifts a figure by more than its spread within one process.
+
+Times are CPU time of the whole process, pinned to one core: a profiler that hands its work to
+another thread is charged for it, and a colleague who compiles on the same machine is not.
+
+This file knows nothing of brickline nor of any peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+# --- Claims ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of docs/performance.md: a figure that must not exceed its target."""
+
+    name: str
+    figure: float | None
+    """The measured value; None where it could not be measured, and `note` says why."""
+    unit: str
+    target: float | None
+    """The most that `figure` may be; None where the peer that defines it is absent."""
+    peers: Mapping[str, float | None] = field(default_factory=dict)
+    """Figures of the peers in the same unit and run; None for an absent peer."""
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """None means not judged, which is not the same as met."""
+        if self.figure is None or self.target is None:
+            return None
+        return self.figure <= self.target
+
+    def as_dict(self) -> dict[str, Any]:
+        """The claim as `brickline bench --json` prints it."""
+        return {
+            "name": self.name,
+            "figure": _rounded(self.figure),
+            "unit": self.unit,
+            "peers": {peer: _rounded(figure) for peer, figure in self.peers.items()},
+            "target": _rounded(self.target),
+            "met": self.met,
+            "note": self.note,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Smallest to largest, for a note."""
+    return f"{min(values):.{digits}f}..{max(values):.{digits}f}"
+
+
+# --- Quiet: the state of the process while it measures --------------------------------------------
+
+
+@contextmanager
+def quiet() -> Iterator[int]:
+    """Pin the process to its idlest core and switch gc off; both are restored. Yields the core.
+
+    Threads inherit the pinning of the thread that starts them, so a profiler that is to be
+    measured is made inside.
+    """
+    allowed = os.sched_getaffinity(0)
+    cpu = _idlest_cpu(allowed)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield cpu
+    finally:
+        os.sched_setaffinity(0, allowed)
+        if collecting:
+            gc.enable()
+
+
+def _idlest_cpu(allowed: set[int], window_s: float = 0.2) -> int:
+    before = _idle_ticks()
+    time.sleep(window_s)
+    after = _idle_ticks()
+    return max(sorted(allowed), key=lambda cpu: after.get(cpu, 0) - before.get(cpu, 0))
+
+
+def _idle_ticks() -> dict[int, int]:
+    with open("/proc/stat") as stat:
+        rows = [line.split() for line in stat if line.startswith("cpu") and line[3] != " "]
+    return {int(row[0][3:]): int(row[4]) for row in rows}
+
+
+def _compile(source: str, function: str, names: Mapping[str, Any]) -> Any:
+    scope = dict(names)
+    exec(compile(source, f"<benchmark {function}>", "exec"), scope)
+    return scope[function]
+
+
+# --- Hot loop -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a hot loop repeats. `names` are globals of the loop, `setup` binds its locals."""
+
+    name: str
+    code: str
+    setup: str = "pass"
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+
+def hot_loop(
+    statements: Sequence[Statement], *, repeats: int = 15, repeat_ms: float = 30.0, seed: int = 0
+) -> dict[str, list[float]]:
+    """CPU nanoseconds of each statement, one value per repeat, with the empty loop subtracted.
+
+    Repeats of different statements are interleaved in random order. Values of one position come
+    from the same moment, so a ratio is best taken position by position.
+    """
+    empty = Statement("empty loop", "pass")
+    loops = {item.name: _compile_loop(item) for item in (empty, *statements)}
+    numbers = {name: _calibrate(loop, repeat_ms) for name, loop in loops.items()}
+    costs: dict[str, list[float]] = {name: [] for name in loops}
+    order = list(loops)
+    rng = random.Random(seed)
+    for _ in range(repeats):
+        rng.shuffle(order)
+        for name in order:
+            costs[name].append(_loop_cpu_ns(loops[name], numbers[name]) / numbers[name])
+        gc.collect()
+    floors = costs.pop(empty.name)
+    return {
+        name: [value - floor for value, floor in zip(values, floors, strict=True)]
+        for name, values in costs.items()
+    }
+
+
+def _compile_loop(statement: Statement) -> Callable[[int], None]:
+    source = (
+        "def loop(number):\n"
+        f"{textwrap.indent(statement.setup, '    ')}\n"
+        "    for _ in repeat(None, number):\n"
+        f"{textwrap.indent(statement.code, '        ')}\n"
+    )
+    loop: Callable[[int], None] = _compile(source, "loop", {"repeat": repeat, **statement.names})
+    return loop
+
+
+def _calibrate(loop: Callable[[int], None], repeat_ms: float) -> int:
+    number = 100
+    while (spent := _loop_cpu_ns(loop, number)) < repeat_ms * 1e5:
+        number *= 4
+    return max(1, int(number * repeat_ms * 1e6 / spent))
+
+
+def _loop_cpu_ns(loop: Callable[[int], None], number: int) -> int:
+    begin = time.process_time_ns()
+    loop(number)
+    return time.process_time_ns() - begin
+
+
+# --- In situ --------------------------------------------------------------------------------------
+
+LAYERS = 24
+BRICKS: tuple[tuple[str, str, str], ...] = (
+    ("RMS_NORM", "RmsNorm", "norm"),
+    ("QKV_PROJECTION", "QkvProjection", "matvec"),
+    ("ROPE_EMBEDDING", "RopeEmbedding", "rotate"),
+    ("ATTENTION_SCORE", "AttentionScore", "attend"),
+    ("OUTPUT_PROJECTION", "OutputProjection", "matvec"),
+    ("GATE_PROJECTION", "GateProjection", "matvec"),
+    ("ACTIVATION", "Activation", "norm"),
+    ("DOWN_PROJECTION", "DownProjection", "matvec"),
+)
+"""Id, name and arithmetic of the bricks of one layer, in their order."""
+BRICKS_PER_STEP = LAYERS * len(BRICKS)
+WIDTH = 32
+"""The weights of a step are 192 matrices of 4 KiB: no brick finds its own in the L1 cache."""
+WARM_UP_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to instrument a brick.
+
+    `context`, `before`, `after` and `around` are Python source in which `{id}` stands for the
+    brick's id (RMS_NORM), `{name}` for its name (RmsNorm), `{handle}` for its entry of `handles`;
+    the variable `layer` holds the layer's number.
+    """
+
+    name: str
+    context: str = ""
+    """Expression of a `with` around each brick."""
+    before: str = ""
+    after: str = ""
+    around: str = ""
+    """Expression of a `with` around the whole step."""
+    names: Mapping[str, Any] = field(default_factory=dict)
+    handles: Sequence[Sequence[Any]] | None = None
+    """What the user keeps per layer and brick. Looking it up is not charged to any variant."""
+    arm: Callable[[], None] | None = None
+    """Switches global state on before the step; `disarm` switches it off. Neither is timed."""
+    disarm: Callable[[], None] | None = None
+    settle: Callable[[], object] | None = None
+    """Brings all statistics up to date. Given for what defers work, which is then charged."""
+
+
+CONTROL = Variant("control")
+SAME = Variant("same code twice")
+"""Measured like every other variant: what it costs is the error of the method."""
+YARDSTICK = Variant("clock calls", before="now()", after="now()", names={"now": time.perf_counter})
+
+
+@dataclass
+class InSitu:
+    """What `in_situ` measured; lists hold one value per batch."""
+
+    brick_ns: list[float] = field(default_factory=list)
+    """Time of a brick without instrumentation."""
+    added_ns: dict[str, list[float]] = field(default_factory=dict)
+    """What each variant adds to a brick, deferred work included."""
+    deferred_ns: dict[str, list[float]] = field(default_factory=dict)
+    """The part of `added_ns` that falls due later than the brick."""
+
+
+Layer = Callable[[Any, Any, int], None]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    variant: Variant
+    layer: Layer
+    control: Layer
+    step: Callable[[], Any] | None
+
+
+def _compile_pair(variant: Variant, model: Model) -> _Pair:
+    step = None
+    if variant.around:
+        step = _compile(f"def step():\n    return {variant.around}", "step", variant.names)
+    return _Pair(variant, compile_layer(variant, model), compile_layer(CONTROL, model), step)
+
+
+def in_situ(
+    variants: Sequence[Variant], *, batches: int, rounds: int, seed: int, work: str
+) -> InSitu:
+    """What each variant adds to a brick of a decode step.
+
+    A batch compiles everything anew, since the placement of code alone moves a figure by some ns.
+    It runs rounds; a round runs one step per variant, in random order. A step runs every layer
+    twice, instrumented and as control, in random order and with different weights, and takes the
+    difference: on a shared machine the noise lasts longer than the 0.2 ms of such a pair and
+    cancels, where it does not between whole steps. The figure of a batch is the median over pairs.
+    """
+    rng = random.Random(seed)
+    everything = [SAME, *variants]
+    result = InSitu(added_ns={item.name: [] for item in everything})
+    for _ in range(batches):
+        model = WORKLOADS[work]()
+        pairs = [_compile_pair(item, model) for item in everything]
+        control_ns, added = _run_batch(pairs, model, rounds, rng)
+        result.brick_ns.append(control_ns)
+        for pair in pairs:
+            variant = pair.variant
+            if variant.settle:
+                later = _deferred_ns(pair, model, max(200, rounds * 4))
+                result.deferred_ns.setdefault(variant.name, []).append(later)
+                added[variant.name] += later
+            result.added_ns[variant.name].append(added[variant.name])
+    return result
+
+
+def _run_batch(
+    pairs: Sequence[_Pair], model: Model, rounds: int, rng: random.Random
+) -> tuple[float, dict[str, float]]:
+    controls: list[int] = []
+    differences: dict[str, list[int]] = {pair.variant.name: [] for pair in pairs}
+    around: dict[str, list[int]] = {pair.variant.name: [] for pair in pairs}
+    order = list(pairs)
+    for number in range(-WARM_UP_ROUNDS, rounds):
+        rng.shuffle(order)
+        for pair in order:
+            step_controls, step_differences, around_ns = _run_step(pair, model, rng)
+            if number >= 0:
+                controls += step_controls
+                differences[pair.variant.name] += step_differences
+                around[pair.variant.name].append(around_ns)
+        if number % 50 == 0:
+            gc.collect()
+    added = {
+        name: statistics.median(values) / len(BRICKS)
+        + statistics.median(around[name]) / BRICKS_PER_STEP
+        for name, values in differences.items()
+    }
+    return statistics.median(controls) / len(BRICKS), added
+
+
+def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int], list[int], int]:
+    """Control times and differences of each layer, and the time of entering and leaving a step."""
+    clock = time.process_time_ns
+    variant, layer, control = pair.variant, pair.layer, pair.control
+    weights = model.weights
+    handles = variant.handles or NO_HANDLES
+    controls: list[int] = []
+    differences: list[int] = []
+    if variant.arm:
+        variant.arm()
+    around_ns, leave = _enter(pair.step) if pair.step else (0, None)
+    for number in range(LAYERS):
+        other = (number + LAYERS // 2) % LAYERS
+        h = handles[number]
+        if rng.random() < 0.5:
+            begin = clock()
+            layer(weights[number], h, number)
+            middle = clock()
+            control(weights[other], h, number)
+            end = clock()
+            controls.append(end - middle)
+            differences.append((middle - begin) - (end - middle))
+        else:
+            begin = clock()
+            control(weights[other], h, number)
+            middle = clock()
+            layer(weights[number], h, number)
+            end = clock()
+            controls.append(middle - begin)
+            differences.append((end - middle) - (middle - begin))
+    if leave:
+        begin = clock()
+        leave(None, None, None)
+        around_ns += clock() - begin
+    if variant.disarm:
+        variant.disarm()
+    return controls, differences, around_ns
+
+
+def _enter(step: Callable[[], Any]) -> tuple[int, Callable[..., object]]:
+    begin = time.process_time_ns()
+    context = step()
+    leave: Callable[..., object] = context.__exit__
+    context.__enter__()
+    return time.process_time_ns() - begin, leave
+
+
+def _deferred_ns(pair: _Pair, model: Model, steps: int) -> float:
+    """Per brick, the work that a median over layers does not see.
+
+    Three parts, each charged once: bursts in the recording thread, all CPU time of other threads,
+    and what the first reading of the statistics costs more than a later one. Bursts are sought in
+    recordings of one layer without its work (1 us), where folding thousands of records stands out.
+    The host interrupts a virtual machine as well, so what clock calls of the same length suffer is
+    taken off. Control layers run in between, so that caches are as cold as in a model.
+    """
+    variant, control = pair.variant, pair.control
+    assert variant.settle
+    record, yardstick = compile_layer(variant, None), compile_layer(YARDSTICK, None)
+    handles = variant.handles or NO_HANDLES
+    clock = time.thread_time_ns
+    recordings: list[int] = []
+    yardsticks: list[int] = []
+    variant.settle()
+    process_begin, thread_begin = time.process_time_ns(), clock()
+    for _ in range(steps):
+        for number in range(LAYERS):
+            h = handles[number]
+            control(model.weights[number], h, number)
+            begin = clock()
+            record(None, h, number)
+            recordings.append(clock() - begin)
+            control(model.weights[number - 1], h, number)
+            begin = clock()
+            yardstick(None, h, number)
+            yardsticks.append(clock() - begin)
+    thread_ns = clock() - thread_begin
+    elsewhere = max(0, time.process_time_ns() - process_begin - thread_ns)
+    bursts = max(0.0, _burst_share(recordings) - _burst_share(yardsticks))
+    bursts *= statistics.median(recordings) * len(recordings)
+    readings = [_settle_ns(variant.settle) for _ in range(4)]
+    first_reading = max(0.0, readings[0] - statistics.median(readings[1:]))
+    return float(bursts + elsewhere + first_reading) / (steps * BRICKS_PER_STEP)
+
+
+def _burst_share(spent: Sequence[int]) -> float:
+    """Time beyond the typical in values over twice the typical, as a share of typical time."""
+    typical = statistics.median(spent)
+    return sum(value - typical for value in spent if value > 2 * typical) / (typical * len(spent))
+
+
+def _settle_ns(settle: Callable[[], object]) -> int:
+    begin = time.process_time_ns()
+    settle()
+    return time.process_time_ns() - begin
+
+
+def compile_layer(variant: Variant, model: Model | None) -> Layer:
+    """Eight bricks with the variant's instrumentation in their source; no model, no work."""
+    bricks = "".join(_brick_source(variant, number, model) for number in range(len(BRICKS)))
+    unpack = ", ".join(f"h{number}" for number in range(len(BRICKS))) + " = h\nx = start\n"
+    source = "def run(w, h, layer):\n" + textwrap.indent(unpack + bricks, "    ")
+    names = {**(model.functions if model else {}), **variant.names}
+    run: Layer = _compile(source, "run", {"start": model.start if model else None, **names})
+    return run
+
+
+def _brick_source(variant: Variant, number: int, model: Model | None) -> str:
+    brick_id, name, function = BRICKS[number]
+
+    def fill(source: str) -> str:
+        source = source.replace("{id}", brick_id).replace("{name}", name)
+        return source.replace("{handle}", f"h{number}")
+
+    work = f"x = {function}(x, w[{number}])" if model else "pass"
+    if variant.context:
+        return f"with {fill(variant.context)}:\n    {work}\n"
+    lines = (fill(variant.before), work, fill(variant.after))
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+# --- The arithmetic of the bricks -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """Functions by the names in BRICKS, weights per layer and brick, the first activation."""
+
+    functions: Mapping[str, Callable[[Any, Any], Any]]
+    weights: Sequence[Sequence[Any]]
+    start: Any
+
+
+NO_HANDLES: list[list[None]] = [[None] * len(BRICKS)] * LAYERS
+
+
+def numpy_model() -> Model:
+    import numpy as np
+
+    def norm(x: Any, w: Any) -> Any:
+        y = x * (1.0 / np.sqrt(np.mean(x * x) + 1e-5)) * w[0]
+        return np.tanh(y + w[1])
+
+    def matvec(x: Any, w: Any) -> Any:
+        y = w @ x
+        y = y / (1.0 + np.exp(-y))
+        return (y - y.mean()) * w[0]
+
+    def rotate(x: Any, w: Any) -> Any:
+        other_half = np.concatenate((x[WIDTH // 2 :], x[: WIDTH // 2]))
+        return x * np.cos(w[1]) + other_half * np.sin(w[1])
+
+    def attend(x: Any, w: Any) -> Any:
+        score = w @ x
+        score = np.exp(score - score.max())
+        return (score / score.sum()) @ w
+
+    rng = np.random.default_rng(0)
+    weights = [
+        [rng.standard_normal((WIDTH, WIDTH)).astype("f4") / 10 for _ in BRICKS]
+        for _ in range(LAYERS)
+    ]
+    functions = {"norm": norm, "matvec": matvec, "rotate": rotate, "attend": attend}
+    return Model(functions, weights, np.ones(WIDTH, "f4"))
+
+
+def torch_model() -> Model:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+
+    def norm(x: Any, w: Any) -> Any:
+        return x * torch.rsqrt((x * x).mean() + 1e-5) * w[0]
+
+    def matvec(x: Any, w: Any) -> Any:
+        y = torch.mv(w, x)
+        return torch.sigmoid(y) * y + x * 0.5
+
+    def rotate(x: Any, w: Any) -> Any:
+        return x * w[1] + torch.roll(x, WIDTH // 2) * w[2]
+
+    def attend(x: Any, w: Any) -> Any:
+        return torch.mv(w.t(), torch.softmax(torch.mv(w, x), 0)) + x
+
+    plain = numpy_model()
+    weights = [[torch.from_numpy(matrix) for matrix in layer] for layer in plain.weights]
+    functions = {"norm": norm, "matvec": matvec, "rotate": rotate, "attend": attend}
+    return Model(functions, weights, torch.from_numpy(plain.start))
+
+
+WORKLOADS: dict[str, Callable[[], Model]] = {"numpy": numpy_model, "torch": torch_model}
+
+
+# --- Fresh processes and the command line ---------------------------------------------------------
+
+
+def in_processes(path: str, arguments: Sequence[str], count: int) -> list[Any]:
+    """Runs `python path --worker NUMBER arguments` `count` times; returns what each printed last.
+
+    A worker prints one line of JSON at its end; see `main`.
+    """
+    answers = []
+    for number in range(count):
+        command = [sys.executable, path, "--worker", str(number), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+        answers.append(json.loads(done.stdout.splitlines()[-1]))
+    return answers
+
+
+def main(
+    run: Callable[[bool], list[dict[str, Any]]],
+    worker: Callable[[int, bool], Any] | None = None,
+    description: str | None = None,
+) -> int:
+    """Command line of a benchmark module; the exit status is 1 where a claim is not met."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: a smoke test")
+    parser.add_argument("--json", action="store_true", help="print the claims as JSON")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        assert worker
+        print(json.dumps(worker(options.worker, options.quick)))
+        return 0
+    claims = run(options.quick)
+    print(json.dumps(claims, indent=2) if options.json else _as_text(claims))
+    return 1 if any(claim["met"] is False for claim in claims) else 0
+
+
+def _as_text(claims: Sequence[Mapping[str, Any]]) -> str:
+    lines: list[str] = []
+    units_shown: set[str] = set()
+    for claim in claims:
+        verdict = {True: "met", False: "NOT MET", None: "not judged"}[claim["met"]]
+        target = f"at most {claim['target']}" if claim["target"] is not None else "no target"
+        lines.append(f"{claim['name']}: {claim['figure']} {claim['unit']} ({target}): {verdict}")
+        lines.append(textwrap.indent(textwrap.fill(claim["note"], 96), "    "))
+        if claim["unit"] not in units_shown:  # the peers of claims in one unit are the same
+            for peer, figure in claim["peers"].items():
+                shown = "absent" if figure is None else f"{figure:.4g}"
+                lines.append(f"        {peer:<54} {shown:>9}")
+        units_shown.add(claim["unit"])
+    return "\n".join(lines)

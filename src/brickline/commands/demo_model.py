@@ -1,0 +1,462 @@
+"""The small transformer that ``brickline demo`` decodes through: Llama-style, NumPy, float32.
+
+Every operation is one brick of the profiler that is handed in, and the LM head is computed in
+tiles. The arithmetic is real, the weights are random: it computes what a model of this shape
+computes and says nothing sensible. It knows nothing of runs, reports, the terminal or any device,
+and the profiler never changes a token.
+
+What a brick declares follows from shapes alone:
+
+- ``elements``: values the brick produces.
+- ``bytes``: inputs, weights and outputs, each counted once (float32, token ids int64);
+  temporaries that NumPy makes on the way are not counted.
+- ``flops``: additions, multiplications, divisions, square roots, exponentials and tanh count one
+  each, so a multiply-add counts two; comparisons and copies count none.
+
+A norm, a projection or an activation depends on the number of rows only, so its handle is made
+once and kept. Attention grows with the cache, so its handles are asked for at each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brickline.bricks import BrickId
+from brickline.errors import UsageError
+from brickline.tiles import TileLevel
+
+if TYPE_CHECKING:
+    from brickline.profiler import BrickProfiler
+
+Floats: TypeAlias = NDArray[np.float32]
+Handle: TypeAlias = AbstractContextManager[Any]
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the model; the defaults give bricks of some tens of microseconds on a CPU.
+
+    Raises:
+        UsageError: if a size is not positive, or two sizes do not divide as they must.
+    """
+
+    dim: int = 256
+    layers: int = 6
+    heads: int = 8
+    kv_heads: int = 4
+    """Heads of the cache; ``heads / kv_heads`` query heads share each."""
+    hidden: int = 688
+    vocab: int = 4096
+    capacity: int = 2048
+    """Positions that the KV cache holds, allocated at the start."""
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    head_tile_rows: int = 512
+    """Vocabulary entries in one tile of the LM head."""
+    head_tile_columns: int = 128
+    """Model dimensions in one tile of the LM head."""
+    seed: int = 0
+    """Seed of the weights."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "seed" and not value > 0:
+                raise UsageError(f"Expected a positive {field.name}, got {value}")
+        for whole, part in (("dim", "heads"), ("heads", "kv_heads")):
+            if getattr(self, whole) % getattr(self, part):
+                raise UsageError(
+                    f"Expected {whole} to be a multiple of {part}, "
+                    f"got {whole}={getattr(self, whole)} and {part}={getattr(self, part)}"
+                )
+        if self.head_dim % 2:
+            raise UsageError(
+                f"Expected an even head size, which RoPE rotates in pairs, got "
+                f"dim/heads={self.head_dim}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Values in one head."""
+        return self.dim // self.heads
+
+    @property
+    def kv_dim(self) -> int:
+        """Values that one position adds to the keys of one layer, and to its values."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the next token is drawn: from the ``top_k`` best, or greedily at temperature 0."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UsageError(f"Expected a temperature of 0 or more, got {self.temperature}")
+        if self.top_k < 1:
+            raise UsageError(f"Expected top_k of at least 1, got {self.top_k}")
+
+
+class StepResult(NamedTuple):
+    """What one step of the model gives: the next token, and the logits it was drawn from."""
+
+    token: int
+    logits: Floats
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer; every matrix is (outputs, inputs)."""
+
+    attention_norm: Floats
+    qkv: Floats
+    output: Floats
+    mlp_norm: Floats
+    gate: Floats
+    up: Floats
+    down: Floats
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All parameters of the model."""
+
+    embedding: Floats
+    layers: tuple[LayerWeights, ...]
+    final_norm: Floats
+    head: Floats
+
+    @classmethod
+    def random(cls, config: ModelConfig) -> Weights:
+        """Draw weights that keep the variance of activations near one through any depth."""
+        c, rng = config, np.random.default_rng(config.seed)
+
+        def matrix(outputs: int, inputs: int, gain: float = 1.0) -> Floats:
+            drawn = rng.standard_normal((outputs, inputs), dtype=np.float32)
+            return drawn * np.float32(gain / math.sqrt(inputs))
+
+        def norm() -> Floats:
+            return np.float32(1.0) + np.float32(0.1) * rng.standard_normal(c.dim, dtype=np.float32)
+
+        # Each layer adds to the residual twice; this gain keeps the sum of all of them near one.
+        residual_gain = 1 / math.sqrt(2 * c.layers)
+        return cls(
+            embedding=rng.standard_normal((c.vocab, c.dim), dtype=np.float32),
+            layers=tuple(
+                LayerWeights(
+                    attention_norm=norm(),
+                    qkv=matrix(c.dim + 2 * c.kv_dim, c.dim),
+                    output=matrix(c.dim, c.dim, residual_gain),
+                    mlp_norm=norm(),
+                    gate=matrix(c.hidden, c.dim),
+                    up=matrix(c.hidden, c.dim),
+                    down=matrix(c.dim, c.hidden, residual_gain),
+                )
+                for _ in range(c.layers)
+            ),
+            final_norm=norm(),
+            head=matrix(c.vocab, c.dim),
+        )
+
+
+def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
+    """Scale each row to a root mean square of one, then by ``weight``."""
+    mean_square: Floats = np.einsum("rd,rd->r", x, x)[:, None] / np.float32(x.shape[-1])
+    inverse: Floats = 1 / np.sqrt(mean_square + np.float32(epsilon))
+    return x * inverse * weight
+
+
+def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Rotate the pairs (i, i + half) of (rows, heads, head_dim) by angles of (rows, half)."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = cos[:, None], sin[:, None]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def softmax(scores: Floats) -> Floats:
+    """Turn the last axis of ``scores`` into probabilities, in place."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def gated_silu(gate: Floats, up: Floats) -> Floats:
+    """``gate * sigmoid(gate) * up``; the sigmoid is written by tanh, which cannot overflow."""
+    half = np.float32(0.5)
+    sigmoid: Floats = half + half * np.tanh(half * gate)
+    return gate * sigmoid * up
+
+
+def _brick(
+    profiler: BrickProfiler,
+    brick_id: BrickId,
+    elements: int,
+    floats: int,
+    flops: int = 0,
+    layer: int | None = None,
+) -> Handle:
+    """Declare a brick that touches ``floats`` float32 values."""
+    return profiler.brick(
+        brick_id, layer=layer, elements=elements, bytes=FLOAT_BYTES * floats, flops=flops
+    )
+
+
+def _matmul(
+    profiler: BrickProfiler,
+    brick_id: BrickId,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    layer: int | None = None,
+) -> Handle:
+    """Declare the product of (rows, inputs) by (inputs, outputs)."""
+    floats = rows * inputs + inputs * outputs + rows * outputs
+    flops = 2 * rows * inputs * outputs
+    return _brick(profiler, brick_id, rows * outputs, floats, flops, layer)
+
+
+def _norm(profiler: BrickProfiler, rows: int, dim: int, layer: int | None = None) -> Handle:
+    """Declare squares, their sum and two scalings; by row the mean, epsilon, root, inverse."""
+    size = rows * dim
+    return _brick(profiler, BrickId.RMS_NORM, size, 2 * size + dim, 4 * size + 4 * rows, layer)
+
+
+class _LayerBricks:
+    """The kept handles of one layer, for one number of rows."""
+
+    def __init__(self, profiler: BrickProfiler, c: ModelConfig, rows: int, layer: int) -> None:
+        brick = partial(_brick, profiler, layer=layer)
+        matmul = partial(_matmul, profiler, layer=layer)
+        self.rms_norm = _norm(profiler, rows, c.dim, layer)
+        self.qkv_projection = matmul(BrickId.QKV_PROJECTION, rows, c.dim, c.dim + 2 * c.kv_dim)
+        # A pair takes four products and two sums, and reads one cosine and one sine.
+        size = rows * (c.dim + c.kv_dim)
+        angles = rows * c.head_dim
+        self.rope_embedding = brick(BrickId.ROPE_EMBEDDING, size, 2 * size + angles, 3 * size)
+        size = rows * 2 * c.kv_dim
+        self.kv_cache_append = brick(BrickId.KV_CACHE_APPEND, size, 2 * size)
+        self.output_projection = matmul(BrickId.OUTPUT_PROJECTION, rows, c.dim, c.dim)
+        size = rows * c.dim
+        self.residual_add = brick(BrickId.RESIDUAL_ADD, size, 3 * size, size)
+        self.gate_projection = matmul(BrickId.GATE_PROJECTION, rows, c.dim, c.hidden)
+        self.up_projection = matmul(BrickId.UP_PROJECTION, rows, c.dim, c.hidden)
+        size = rows * c.hidden
+        self.activation = brick(BrickId.ACTIVATION, size, 3 * size, 6 * size)
+        self.down_projection = matmul(BrickId.DOWN_PROJECTION, rows, c.hidden, c.dim)
+
+
+class _StepBricks:
+    """The kept handles of a step over ``rows`` tokens; the head sees the last row only."""
+
+    def __init__(
+        self, profiler: BrickProfiler, c: ModelConfig, sampling: SamplingConfig, rows: int
+    ) -> None:
+        # A token id is as long as two float32.
+        size = rows * c.dim
+        self.embedding = _brick(profiler, BrickId.EMBEDDING, size, 2 * size + 2 * rows)
+        self.layers = tuple(_LayerBricks(profiler, c, rows, i) for i in range(c.layers))
+        self.final_norm = _norm(profiler, 1, c.dim)
+        self.lm_head = _matmul(profiler, BrickId.LM_HEAD, 1, c.dim, c.vocab)
+        # Over the kept logits: temperature, shift, exponential, running sum. Greedy compares only.
+        kept = min(sampling.top_k, c.vocab) if sampling.temperature else 0
+        self.sampling = _brick(profiler, BrickId.SAMPLING, 1, c.vocab + 2, 4 * kept)
+
+
+class DemoModel:
+    """A decoder with a KV cache, profiled brick by brick.
+
+    Args:
+        profiler: where bricks, steps and tiles are recorded; a disabled one records nothing.
+        config: the shape and the seed of the weights.
+        sampling: how tokens are drawn; by default from the 40 best at temperature 0.8, so that
+            the random weights do not fall into a loop.
+    """
+
+    def __init__(
+        self,
+        profiler: BrickProfiler,
+        config: ModelConfig | None = None,
+        sampling: SamplingConfig | None = None,
+    ) -> None:
+        self.profiler = profiler
+        self.config = c = config or ModelConfig()
+        self.sampling = sampling or SamplingConfig()
+        self.weights = Weights.random(c)
+        cache_shape = (c.layers, c.kv_heads, c.capacity, c.head_dim)
+        # Filled rather than zeros(), so that no brick pays for the first touch of a page.
+        self._keys: Floats = np.full(cache_shape, 0, dtype=np.float32)
+        self._values: Floats = np.full(cache_shape, 0, dtype=np.float32)
+        pairs = np.arange(c.head_dim // 2) / (c.head_dim // 2)
+        angles = np.outer(np.arange(c.capacity), c.rope_theta**-pairs)
+        self._cos: Floats = np.cos(angles).astype(np.float32)
+        self._sin: Floats = np.sin(angles).astype(np.float32)
+        self._bricks_by_rows: dict[int, _StepBricks] = {}
+        self._bricks(1)
+        self.reset()
+
+    @property
+    def length(self) -> int:
+        """Positions in the KV cache."""
+        return self._length
+
+    def reset(self) -> None:
+        """Forget the sequence and start the sampler's seed again."""
+        self._length = 0
+        self._rng = np.random.default_rng(self.sampling.seed)
+
+    def prefill(self, tokens: Sequence[int]) -> StepResult:
+        """Take ``tokens`` in one step; a second call goes on where the cache ends."""
+        return self._step(tokens, "prefill")
+
+    def decode(self, token: int) -> StepResult:
+        """Take one token and give the next."""
+        return self._step([token], "decode")
+
+    def generate(self, prompt: Sequence[int], count: int) -> Iterator[int]:
+        """Yield ``count`` tokens after ``prompt``: the first from the prefill, then one a step."""
+        if count < 1:
+            raise UsageError(f"Expected a count of at least 1, got {count}")
+        self._check_room(len(prompt) + count - 1)
+        token = self.prefill(prompt).token
+        yield token
+        for _ in range(count - 1):
+            token = self.decode(token).token
+            yield token
+
+    def _step(self, tokens: Sequence[int], phase: str) -> StepResult:
+        ids = self._checked(tokens)
+        bricks = self._bricks(len(ids))
+        with self.profiler.step(tokens=len(ids), phase=phase):
+            with bricks.embedding:
+                x = self.weights.embedding[ids]
+            for layer, weights in enumerate(self.weights.layers):
+                x = self._attention(x, layer, weights, bricks.layers[layer])
+                x = self._mlp(x, weights, bricks.layers[layer])
+            self._length += len(ids)
+            with bricks.final_norm:
+                last = rms_norm(x[-1:], self.weights.final_norm, self.config.norm_epsilon)[0]
+            with bricks.lm_head:
+                logits = self._head(last)
+            with bricks.sampling:
+                token = self._sample(logits)
+        return StepResult(token, logits)
+
+    def _attention(self, x: Floats, layer: int, w: LayerWeights, bricks: _LayerBricks) -> Floats:
+        c, rows, start = self.config, len(x), self._length
+        end = start + rows
+        with bricks.rms_norm:
+            normed = rms_norm(x, w.attention_norm, c.norm_epsilon)
+        with bricks.qkv_projection:
+            qkv = (normed @ w.qkv.T).reshape(rows, -1, c.head_dim)
+        with bricks.rope_embedding:
+            cos, sin = self._cos[start:end], self._sin[start:end]
+            rotated = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin)
+        with bricks.kv_cache_append:
+            self._keys[layer, :, start:end] = rotated[:, c.heads :].swapaxes(0, 1)
+            self._values[layer, :, start:end] = qkv[:, c.heads + c.kv_heads :].swapaxes(0, 1)
+        mixed = self._attend(rotated[:, : c.heads], layer, end)
+        with bricks.output_projection:
+            projected = mixed @ w.output.T
+        with bricks.residual_add:
+            return x + projected
+
+    def _attend(self, queries: Floats, layer: int, end: int) -> Floats:
+        """Attend from (rows, heads, head_dim) to the first ``end`` positions of the cache."""
+        c, rows = self.config, len(queries)
+        size, scored = rows * c.dim, c.heads * rows * end
+        floats = size + end * c.kv_dim + scored  # queries, keys, scores; or result, values, shares
+        flops = 2 * scored * c.head_dim
+        brick = partial(_brick, self.profiler, layer=layer)
+        # The queries are scaled rather than the scores: fewer products.
+        with brick(BrickId.ATTENTION_SCORE, scored, floats, flops + size):
+            scaled: Floats = queries.swapaxes(0, 1) * np.float32(1 / math.sqrt(c.head_dim))
+            grouped = scaled.reshape(c.kv_heads, -1, c.head_dim)
+            scores: Floats = grouped @ self._keys[layer, :, :end].swapaxes(1, 2)
+            if rows > 1:
+                future = np.arange(end) > np.arange(end - rows, end)[:, None]
+                scores.reshape(c.heads, rows, end)[:, future] = -np.inf
+        with brick(BrickId.ATTENTION_SOFTMAX, scored, 2 * scored, 4 * scored):
+            shares = softmax(scores)
+        with brick(BrickId.ATTENTION_OUTPUT, size, floats, flops):
+            mixed: Floats = shares @ self._values[layer, :, :end]
+            return mixed.reshape(c.heads, rows, c.head_dim).swapaxes(0, 1).reshape(rows, c.dim)
+
+    def _mlp(self, x: Floats, w: LayerWeights, bricks: _LayerBricks) -> Floats:
+        with bricks.rms_norm:
+            normed = rms_norm(x, w.mlp_norm, self.config.norm_epsilon)
+        with bricks.gate_projection:
+            gate = normed @ w.gate.T
+        with bricks.up_projection:
+            up = normed @ w.up.T
+        with bricks.activation:
+            hidden = gated_silu(gate, up)
+        with bricks.down_projection:
+            projected = hidden @ w.down.T
+        with bricks.residual_add:
+            return x + projected
+
+    def _head(self, x: Floats) -> Floats:
+        """Multiply in blocks; each tile adds its columns' part to its rows of the logits."""
+        c, tiles = self.config, self.profiler.tiles
+        logits: Floats = np.zeros(c.vocab, dtype=np.float32)
+        for row, top in enumerate(range(0, c.vocab, c.head_tile_rows)):
+            for column, left in enumerate(range(0, c.dim, c.head_tile_columns)):
+                timer = tiles.start(TileLevel.MACRO, row, column)
+                right = left + c.head_tile_columns
+                block = self.weights.head[top : top + c.head_tile_rows, left:right]
+                logits[top : top + c.head_tile_rows] += block @ x[left:right]
+                height, width = block.shape
+                size_bytes = FLOAT_BYTES * (block.size + width + 2 * height)
+                tiles.stop(timer, elements=height, flops=2 * block.size, bytes=size_bytes)
+        return logits
+
+    def _sample(self, logits: Floats) -> int:
+        if not self.sampling.temperature:
+            return int(logits.argmax())
+        count = min(self.sampling.top_k, len(logits))
+        kept = np.argpartition(logits, -count)[-count:]
+        kept.sort()  # the partition's order depends on the machine
+        scaled = logits[kept].astype(np.float64) / self.sampling.temperature
+        sums = np.exp(scaled - scaled.max()).cumsum()
+        drawn = int(np.searchsorted(sums, self._rng.random() * sums[-1], side="right"))
+        return int(kept[min(drawn, count - 1)])  # the product may round up to the whole sum
+
+    def _bricks(self, rows: int) -> _StepBricks:
+        if rows not in self._bricks_by_rows:
+            made = _StepBricks(self.profiler, self.config, self.sampling, rows)
+            self._bricks_by_rows[rows] = made
+        return self._bricks_by_rows[rows]
+
+    def _checked(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        ids = np.asarray(tokens, dtype=np.int64)
+        if not len(ids):
+            raise UsageError("Expected at least one token, got none")
+        if ids.min() < 0 or ids.max() >= self.config.vocab:
+            raise UsageError(
+                f"Expected tokens from 0 to {self.config.vocab - 1}, got {ids.min()} to {ids.max()}"
+            )
+        self._check_room(len(ids))
+        return ids
+
+    def _check_room(self, tokens: int) -> None:
+        if self._length + tokens > self.config.capacity:
+            raise UsageError(
+                f"Expected at most {self.config.capacity} positions, got {self._length} in the "
+                f"cache and {tokens} more; call reset() or give the config a larger capacity"
+            )

@@ -1,0 +1,1 @@
+"""What a machine can do. Other rooms see `brickline.device.base` alone."""

@@ -1,0 +1,78 @@
+"""Every exception that brickline raises on purpose.
+
+::
+
+    BricklineError
+    ├── UsageError                the caller can mend it
+    │   ├── CountError            a count that is negative, not finite or too large
+    │   ├── TimerError            a timer stopped twice, or by a profiler that did not start it
+    │   ├── GraphError            unbalanced scopes, cycles, unknown nodes
+    │   ├── BudgetError           a budget file that cannot be understood
+    │   └── DeviceError           a device or clock that is unknown or absent here
+    ├── RunError                  a run that cannot be written or read
+    │   ├── RunExists             the path is taken and overwriting was not asked for
+    │   ├── NotARun               the path holds something else, or nothing
+    │   ├── RunDamaged            truncated or inconsistent contents
+    │   └── RunVersion            written by a newer brickline
+    ├── ProcessError              a process that is gone, not ours, or records nothing
+    └── InternalError             a bug in brickline; never a subclass of UsageError
+
+A divergence or an exceeded budget is a result, not an exception. Messages give what was
+expected, what was found, where, and the next step.
+"""
+
+
+class BricklineError(Exception):
+    """Base of every error below."""
+
+
+class UsageError(BricklineError):
+    """The call or its arguments are wrong; the caller can mend it."""
+
+
+class CountError(UsageError, ValueError):
+    """A count is negative, not finite, or larger than a record can hold."""
+
+
+class TimerError(UsageError):
+    """A timer was stopped twice, or by a profiler that did not start it."""
+
+
+class GraphError(UsageError):
+    """A graph call breaks the graph: unbalanced scope, cycle, unknown node."""
+
+
+class BudgetError(UsageError):
+    """A budget file cannot be understood."""
+
+
+class DeviceError(UsageError):
+    """A device or its clock is unknown, or absent on this machine."""
+
+
+class RunError(BricklineError):
+    """A run cannot be written or read."""
+
+
+class RunExists(RunError):  # noqa: N818 - reads as a fact, like FileExistsError's cause
+    """The path is taken, and overwriting was not asked for."""
+
+
+class NotARun(RunError):  # noqa: N818
+    """The path holds something other than a run, or nothing."""
+
+
+class RunDamaged(RunError):  # noqa: N818
+    """The run is truncated or contradicts itself."""
+
+
+class RunVersion(RunError):  # noqa: N818
+    """The run was written by a newer brickline."""
+
+
+class ProcessError(BricklineError):
+    """A process is gone, belongs to someone else, or records no bricks."""
+
+
+class InternalError(BricklineError):
+    """A bug in brickline itself; please report it."""

@@ -1,0 +1,664 @@
+"""ExecutionGraph: what ran inside what, what waited for what, and what that says.
+
+Owns scopes and the checks of arguments; rows and analyses are the core's, exports are in
+`brickline.graph_views`. Knows nothing of profilers, devices or files.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from brickline import _core
+from brickline.bricks import BrickId
+from brickline.errors import CountError, GraphError
+from brickline.graph_arguments import (
+    MAX_U32,
+    count,
+    dim3,
+    direction_code,
+    graph_errors,
+    node_id,
+    optional_count,
+    rate,
+    text,
+)
+from brickline.graph_rows import (
+    NO_NODE,
+    AsyncTaskDetail,
+    EdgeKind,
+    FunctionDetail,
+    GraphEdge,
+    GraphNode,
+    GraphTables,
+    KernelDetail,
+    NodeKind,
+    TransferDetail,
+    TransferDirection,
+    detail_dtype,
+    edge_dtype,
+    edges_from_tables,
+    node_dtype,
+    node_from_row,
+    nodes_from_tables,
+)
+from brickline.graph_scopes import GraphScopes, Scope
+from brickline.kernel_registry import KernelRegistry, KernelSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = [
+    "DROPPED_NODE",
+    "AsyncTaskDetail",
+    "CriticalPath",
+    "EdgeKind",
+    "ExecutionGraph",
+    "FunctionDetail",
+    "GraphEdge",
+    "GraphNode",
+    "GraphTables",
+    "KernelDetail",
+    "KernelRegistry",
+    "KernelSource",
+    "NodeKind",
+    "PingPong",
+    "RooflineDistance",
+    "TransferDetail",
+    "TransferDirection",
+]
+
+DROPPED_NODE = NO_NODE
+"""The id of a node that the budget did not admit; accepted as a node, and ignored there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The chain of work that decides how long the whole takes; ``docs/graph.md`` defines it."""
+
+    total_ns: int
+    nodes: tuple[int, ...]
+    """Ids of the nodes that add time, in order."""
+    contributions_ns: tuple[int, ...]
+    """What each adds: its time less what its contents cover. They sum to ``total_ns``."""
+    starts_ns: tuple[int, ...]
+    """When each contribution starts, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineDistance:
+    """How far below its roof a kernel ran."""
+
+    node: int
+    name: str
+    attainable_tflops: float
+    achieved_tflops: float
+    distance: float
+    """0 at the roof, towards 1 far below it."""
+    is_memory_bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PingPong:
+    """Two transfers of which the second undoes the first."""
+
+    first: int
+    second: int
+    size_bytes: int
+
+
+class ExecutionGraph:
+    """Nodes for bricks, kernels, transfers, functions, layers and tasks, and edges between them.
+
+    ``add_*`` adds a node and nothing else. ``record_*`` also places it inside the calling
+    thread's current scope, after what that scope held last. All calls are safe from several
+    threads; scopes are per thread.
+
+    Args:
+        node_budget: How many nodes are stored, four edges for each. Default 1,000,000, about
+            76 MB with two edges a node; nodes past it are counted in `dropped_nodes`.
+
+    Example:
+        >>> graph = ExecutionGraph()
+        >>> with graph.scope(graph.add_layer(0)):
+        ...     for brick_us in (50, 200, 150, 300):
+        ...         _ = graph.record_brick("Work", timing_ns=brick_us * 1000)
+        >>> graph.critical_path().total_ns
+        700000
+    """
+
+    def __init__(self, node_budget: int = 1_000_000) -> None:
+        self._attach(_core.GraphStore(count("node_budget", node_budget, MAX_U32 - 1)))
+
+    @classmethod
+    def from_store(cls, store: _core.GraphStore) -> ExecutionGraph:
+        """Return a graph over rows that the core fills, such as a profiler's."""
+        graph = cls.__new__(cls)
+        graph._attach(store)
+        return graph
+
+    @property
+    def store(self) -> _core.GraphStore:
+        """The rows themselves, for the core and for runs."""
+        return self._store
+
+    def _attach(self, store: _core.GraphStore) -> None:
+        self._store = store
+        self._scopes = GraphScopes(store)
+
+    # Adding nodes
+
+    def add_brick(
+        self,
+        brick: BrickId | int | str,
+        *,
+        timing_ns: int | None = None,
+        elements: int = 0,
+        layer: int | None = None,
+        start_ns: int | None = None,
+    ) -> int:
+        """Add a brick and return its id.
+
+        Args:
+            brick: An id, or a name; a known name or alias becomes its id, any other is dynamic.
+            timing_ns: Inclusive time. Default None: not measured.
+            elements: How many elements it worked on.
+            layer: The model layer, when it belongs to one.
+            start_ns: When it started, on any one clock.
+        """
+        if isinstance(brick, str):
+            known = BrickId.from_name(brick)
+        else:
+            known = BrickId(count("brick", brick, BrickId.COUNT - 1))
+        name = text("brick", brick) if known is None else known.label
+        return self._add_brick(name, known, timing_ns, elements, layer, start_ns)
+
+    def _add_brick(
+        self,
+        name: str,
+        brick: int | None,
+        timing_ns: int | None,
+        elements: int,
+        layer: int | None,
+        start_ns: int | None,
+    ) -> int:
+        return self._store.add_brick(
+            name,
+            -1 if brick is None else int(brick),
+            -1 if layer is None else count("layer", layer, 2**31 - 1),
+            optional_count("timing_ns", timing_ns),
+            count("elements", elements),
+            count("start_ns", start_ns or 0),
+        )
+
+    def add_kernel(
+        self,
+        name: str,
+        source_hash: int = 0,
+        grid: int | tuple[int, ...] = 1,
+        block: int | tuple[int, ...] = 1,
+        shared_bytes: int = 0,
+        *,
+        timing_ns: int | None = None,
+        arithmetic_intensity: float | None = None,
+        achieved_tflops: float | None = None,
+        start_ns: int | None = None,
+    ) -> int:
+        """Add one kernel launch and return its id.
+
+        Args:
+            name: The kernel's name.
+            source_hash: From `KernelRegistry.register`. Default 0: not known.
+            grid: Blocks launched; missing dimensions are 1.
+            block: Threads of a block; missing dimensions are 1.
+            shared_bytes: Dynamic shared memory of a block.
+            timing_ns: Measured time. Default None: not measured.
+            arithmetic_intensity: FLOP per byte, for `roofline_distance`.
+            achieved_tflops: Measured rate, for `roofline_distance`.
+            start_ns: When it started, on any one clock.
+        """
+        return self._store.add_kernel(
+            text("name", name),
+            count("source_hash", source_hash, 2**64 - 1),
+            dim3("grid", grid),
+            dim3("block", block),
+            count("shared_bytes", shared_bytes, MAX_U32),
+            optional_count("timing_ns", timing_ns),
+            rate("arithmetic_intensity", arithmetic_intensity),
+            rate("achieved_tflops", achieved_tflops),
+            count("start_ns", start_ns or 0),
+        )
+
+    def add_transfer(
+        self,
+        source: str,
+        target: str,
+        size_bytes: int,
+        direction: TransferDirection,
+        *,
+        timing_ns: int | None = None,
+        start_ns: int | None = None,
+    ) -> int:
+        """Add a copy of ``size_bytes`` from one place to another and return its id."""
+        return self._store.add_transfer(
+            text("source", source),
+            text("target", target),
+            count("size_bytes", size_bytes),
+            direction_code(direction),
+            optional_count("timing_ns", timing_ns),
+            count("start_ns", start_ns or 0),
+        )
+
+    def add_function(
+        self,
+        name: str,
+        file: str | None = None,
+        line: int | None = None,
+        *,
+        timing_ns: int | None = None,
+        start_ns: int | None = None,
+    ) -> int:
+        """Add a host function and return its id."""
+        return self._store.add_function(
+            text("name", name),
+            None if file is None else text("file", file),
+            count("line", line or 0, MAX_U32),
+            optional_count("timing_ns", timing_ns),
+            count("start_ns", start_ns or 0),
+        )
+
+    def add_layer(
+        self, index: int, *, timing_ns: int | None = None, start_ns: int | None = None
+    ) -> int:
+        """Add a model layer, named ``Layer{index}``, and return its id."""
+        return self._store.add_layer(
+            count("index", index, 2**31 - 1),
+            optional_count("timing_ns", timing_ns),
+            count("start_ns", start_ns or 0),
+        )
+
+    def add_async_task(
+        self,
+        name: str,
+        poll_count: int,
+        yield_count: int,
+        total_poll_ns: int,
+        *,
+        start_ns: int | None = None,
+    ) -> int:
+        """Add an async task and return its id; its time is the time spent in polls."""
+        return self._store.add_async_task(
+            text("name", name),
+            count("poll_count", poll_count),
+            count("yield_count", yield_count),
+            count("total_poll_ns", total_poll_ns),
+            count("start_ns", start_ns or 0),
+        )
+
+    # Adding edges
+
+    def add_edge(
+        self,
+        source: int,
+        target: int,
+        kind: EdgeKind,
+        *,
+        weight: float = 1.0,
+        size_bytes: int | None = None,
+        direction: TransferDirection | None = None,
+    ) -> None:
+        """Add an edge.
+
+        Args:
+            source: The containing, calling, launching or earlier node.
+            target: The contained, called, launched or later node.
+            kind: What the edge says.
+            weight: A finite number to keep with it. Default 1.
+            size_bytes: Bytes moved, on a ``TRANSFER`` edge; ``direction`` goes with it.
+            direction: Which way they moved.
+        """
+        ends = node_id(source), node_id(target)
+        try:
+            kind = EdgeKind(kind)
+        except ValueError:
+            raise GraphError(f"expected an EdgeKind, got {kind!r}") from None
+        if not math.isfinite(weight) or abs(weight) > 3.4e38:
+            raise CountError(f"expected a finite single-precision weight, got {weight}")
+        if (size_bytes is None) != (direction is None) or (
+            size_bytes is not None and kind is not EdgeKind.TRANSFER
+        ):
+            raise GraphError("expected size_bytes and direction together, on a TRANSFER edge only")
+        with graph_errors():
+            if size_bytes is None or direction is None:
+                self._store.add_edge(*ends, kind, weight)
+            else:
+                moved = count("size_bytes", size_bytes), direction_code(direction)
+                self._store.add_transfer_edge(*ends, *moved, weight)
+
+    def add_dependency(self, source: int, target: int) -> None:
+        """Say that ``target`` starts after ``source`` has finished."""
+        self.add_edge(source, target, EdgeKind.DEPENDS_ON)
+
+    # Scopes
+
+    def push_scope(self, node: int, *, sequence: bool = True) -> int:
+        """Open a node as the calling thread's current scope and return its id.
+
+        A node that nothing contains yet is placed in the scope that was current, as `record_brick`
+        would place it.
+
+        Args:
+            node: The node to open.
+            sequence: Whether it follows what the outer scope held last. Default True, because one
+                thread does one thing after another; give False for work that overlaps.
+        """
+        return self._scopes.push(node_id(node), sequence)
+
+    def pop_scope(self) -> int:
+        """Close the calling thread's current scope and return its node.
+
+        Raises:
+            GraphError: No scope is open on this thread.
+        """
+        return self._scopes.pop()
+
+    def scope(self, node: int, *, sequence: bool = True) -> Scope:
+        """Return ``node`` as a ``with`` block: `push_scope` and, however it is left, `pop_scope`.
+
+        Args:
+            node: The node to open; ``as`` gives its id.
+            sequence: As for `push_scope`.
+        """
+        return Scope(self._scopes, node_id(node), sequence)
+
+    @property
+    def current_scope(self) -> int | None:
+        """The innermost open node of the calling thread, or None."""
+        return self._scopes.current()
+
+    def is_scope_balanced(self) -> bool:
+        """Whether every scope that any thread opened has been closed."""
+        return self._scopes.open_count == 0
+
+    # Recording into the current scope
+
+    def record_brick(
+        self,
+        brick: BrickId | int | str,
+        *,
+        timing_ns: int | None = None,
+        elements: int = 0,
+        layer: int | None = None,
+        start_ns: int | None = None,
+        sequence: bool = True,
+    ) -> int:
+        """Add a brick inside the current scope; see `add_brick` and `push_scope`."""
+        node = self.add_brick(
+            brick, timing_ns=timing_ns, elements=elements, layer=layer, start_ns=start_ns
+        )
+        self._scopes.place(node, EdgeKind.CONTAINS, sequence)
+        return node
+
+    def record_kernel_launch(
+        self,
+        name: str,
+        source_hash: int = 0,
+        grid: int | tuple[int, ...] = 1,
+        block: int | tuple[int, ...] = 1,
+        shared_bytes: int = 0,
+        *,
+        timing_ns: int | None = None,
+        arithmetic_intensity: float | None = None,
+        achieved_tflops: float | None = None,
+        start_ns: int | None = None,
+        sequence: bool = True,
+    ) -> int:
+        """Add a kernel that the current scope launches, with what was measured of it.
+
+        See `add_kernel` and, for ``sequence``, `push_scope`; give ``sequence=False`` for launches
+        on different streams.
+        """
+        node = self.add_kernel(
+            name,
+            source_hash,
+            grid,
+            block,
+            shared_bytes,
+            timing_ns=timing_ns,
+            arithmetic_intensity=arithmetic_intensity,
+            achieved_tflops=achieved_tflops,
+            start_ns=start_ns,
+        )
+        self._scopes.place(node, EdgeKind.LAUNCHES, sequence)
+        return node
+
+    def record_transfer(
+        self,
+        source: str,
+        target: str,
+        size_bytes: int,
+        direction: TransferDirection,
+        *,
+        timing_ns: int | None = None,
+        start_ns: int | None = None,
+        sequence: bool = True,
+    ) -> int:
+        """Add a transfer inside the current scope; see `add_transfer` and `push_scope`."""
+        node = self.add_transfer(
+            source, target, size_bytes, direction, timing_ns=timing_ns, start_ns=start_ns
+        )
+        self._scopes.place(node, EdgeKind.CONTAINS, sequence)
+        return node
+
+    # Reading
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes are stored."""
+        return self._store.counts()["nodes"]
+
+    @property
+    def num_edges(self) -> int:
+        """How many edges are stored."""
+        return self._store.counts()["edges"]
+
+    @property
+    def dropped_nodes(self) -> int:
+        """How many nodes the budget did not admit."""
+        return self._store.counts()["dropped_nodes"]
+
+    @property
+    def dropped_edges(self) -> int:
+        """How many edges the budget did not admit, or led to a dropped node."""
+        return self._store.counts()["dropped_edges"]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the graph holds."""
+        return self._store.bytes()
+
+    def node(self, node: int) -> GraphNode:
+        """Return one node.
+
+        Raises:
+            GraphError: There is no such node.
+        """
+        with graph_errors():
+            return node_from_row(node, *self._store.node(node_id(node)))
+
+    def nodes(self) -> list[GraphNode]:
+        """Return every node, in id order."""
+        strings, nodes, _, details = self._store.tables()
+        return list(nodes_from_tables(strings, nodes, details))
+
+    def edges(self) -> list[GraphEdge]:
+        """Return every edge, in order of addition."""
+        _, _, edges, details = self._store.tables()
+        return list(edges_from_tables(edges, details))
+
+    def nodes_by_name(self, name: str) -> list[GraphNode]:
+        """Return all nodes of that name, in id order."""
+        return [self.node(node) for node in self._store.nodes_by_name(name)]
+
+    def node_by_name(self, name: str) -> GraphNode | None:
+        """Return the last node of that name, or None."""
+        node = self._store.last_node_by_name(name)
+        return None if node is None else self.node(node)
+
+    def outgoing_edges(self, node: int) -> list[GraphEdge]:
+        """Return the edges that leave a node, in order of addition."""
+        with graph_errors():
+            return [self._edge(edge) for edge in self._store.outgoing(node_id(node))]
+
+    def incoming_edges(self, node: int) -> list[GraphEdge]:
+        """Return the edges that reach a node, in order of addition."""
+        with graph_errors():
+            return [self._edge(edge) for edge in self._store.incoming(node_id(node))]
+
+    def _edge(self, index: int) -> GraphEdge:
+        source, target, kind, weight, size_bytes, direction = self._store.edge(index)
+        moved = None if direction is None else TransferDirection(direction)
+        return GraphEdge(source, target, EdgeKind(kind), weight, size_bytes, moved)
+
+    def kernel_nodes(self) -> list[GraphNode]:
+        """Return every kernel node, in id order."""
+        return [self.node(node) for node in self._store.kernel_ids()]
+
+    # Analyses
+
+    def slowest_kernel(self) -> GraphNode | None:
+        """Return the kernel that took longest (the first of equals), or None if none was timed."""
+        node = self._store.slowest_kernel()
+        return None if node is None else self.node(node)
+
+    def critical_path(self) -> CriticalPath:
+        """Return the chain of dependent work that decides how long the whole takes.
+
+        Only ``SEQUENCE``, ``DEPENDS_ON`` and ``TRANSFER`` edges make a node wait. Containment
+        does not add up: a container adds only the time that its contents do not cover.
+
+        Raises:
+            GraphError: Nodes wait for each other; the message names them.
+        """
+        with graph_errors():
+            total_ns, nodes, starts_ns, contributions_ns = self._store.critical_path()
+        columns = (tuple(column.tolist()) for column in (nodes, contributions_ns, starts_ns))
+        return CriticalPath(total_ns, *columns)
+
+    def slack(self) -> npt.NDArray[np.uint64]:
+        """Return, by node id, by how many ns a node may finish later without delaying the whole.
+
+        Raises:
+            GraphError: Nodes wait for each other; the message names them.
+        """
+        with graph_errors():
+            return self._store.slack()
+
+    def critical_path_summary(self, *, max_rows: int = 40) -> str:
+        """Return the critical path as text, with the nodes that have most slack below it."""
+        from brickline.graph_views import path_summary
+
+        return path_summary(self, max_rows)
+
+    def roofline_distance(self, peak_tflops: float, peak_gbps: float) -> list[RooflineDistance]:
+        """Return how far each kernel ran below the roof that its arithmetic intensity sets.
+
+        Kernels without an achieved rate, or with an arithmetic intensity of 0, are left out.
+
+        Args:
+            peak_tflops: Measured compute peak, above 0.
+            peak_gbps: Measured memory bandwidth in GB/s, above 0.
+        """
+        with graph_errors():
+            rows = self._store.roofline_distance(peak_tflops, peak_gbps)
+        return [RooflineDistance(row[0], self.node(row[0]).name, *row[1:]) for row in rows]
+
+    def ping_pong(self) -> list[PingPong]:
+        """Return pairs of transfers that move equal bytes to a device place and back, or reversed.
+
+        Each transfer is paired with at most one earlier transfer, the nearest that is still free.
+        """
+        return [PingPong(*row) for row in self._store.ping_pong()]
+
+    # Exports
+
+    def to_dot(self) -> str:
+        """Return the graph in Graphviz's language."""
+        from brickline.graph_views import dot
+
+        return dot(self.nodes(), self.edges())
+
+    def to_tree(self, *, max_depth: int = 12, max_rows: int = 200) -> str:
+        """Return what contains what as text; identical siblings share a row marked ``×12``.
+
+        Args:
+            max_depth: Levels shown. Default 12.
+            max_rows: Rows shown. Default 200; a last line says how many nodes were left out.
+        """
+        from brickline.graph_views import tree
+
+        containers = self._store.containers().tolist()
+        return tree(self.nodes(), containers, max_depth=max_depth, max_rows=max_rows)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return the graph as JSON of a versioned form; `from_json` reads it back."""
+        from brickline.graph_views import json_text
+
+        return json_text(self, indent)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ExecutionGraph:
+        """Return the graph that `to_json` wrote; scopes are closed.
+
+        Raises:
+            GraphError: The text is not such JSON, or was written by a newer version.
+        """
+        from brickline.graph_views import fill_from_json
+
+        return fill_from_json(cls, text)
+
+    def tables(self) -> GraphTables:
+        """Return the graph as tables, as a run stores it."""
+        import numpy as np
+
+        strings, nodes, edges, details = self._store.tables()
+        return GraphTables(
+            strings,
+            np.frombuffer(nodes, node_dtype()),
+            np.frombuffer(edges, edge_dtype()),
+            np.frombuffer(details, detail_dtype()),
+        )
+
+    @classmethod
+    def from_tables(cls, tables: GraphTables, *, drop_torn_tail: bool = False) -> ExecutionGraph:
+        """Return the graph that tables describe; every id and kind is checked.
+
+        Args:
+            tables: What `tables` returned, or a run held.
+            drop_torn_tail: Leave out rows at the ends whose node, edge or name never arrived, as
+                when a recording was killed. Default False: they are errors.
+
+        Raises:
+            GraphError: A row is out of range or of an unknown kind.
+        """
+        graph = cls(node_budget=max(1_000_000, len(tables.nodes), len(tables.edges) // 4 + 1))
+        rows = tables.nodes.tobytes(), tables.edges.tobytes(), tables.details.tobytes()
+        with graph_errors():
+            graph._store.load(list(tables.strings), *rows, drop_torn_tail)
+        return graph
+
+    def clear(self) -> None:
+        """Remove everything, open scopes included; ids start at 0 again."""
+        self._scopes.clear()
+        self._store.clear()
+
+    def __len__(self) -> int:
+        return self.num_nodes
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"ExecutionGraph({self.num_nodes} nodes, {self.num_edges} edges)"

@@ -1,0 +1,150 @@
+"""The open scopes of an execution graph, per thread.
+
+Owns where a recorded node is placed: inside the innermost open node of the calling thread, after
+what that held last. Knows nothing of kinds, times or analyses.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from brickline import _core
+from brickline.errors import GraphError
+from brickline.graph_arguments import graph_errors
+from brickline.graph_rows import NO_NODE, EdgeKind
+
+
+class _Frame:
+    """An open scope of one thread; the outermost frame has no node."""
+
+    __slots__ = ("last_content", "node")
+
+    def __init__(self, node: int | None) -> None:
+        self.node = node
+        self.last_content: int | None = None
+
+
+class _ThreadFrames(threading.local):
+    """The frames of the calling thread; void once the graph's generation has moved."""
+
+    def __init__(self) -> None:
+        self.generation = -1
+        self.frames: list[_Frame] = []
+
+
+class GraphScopes:
+    """Open scopes of one graph, a stack for each thread."""
+
+    def __init__(self, store: _core.GraphStore) -> None:
+        self._store = store
+        self._local = _ThreadFrames()
+        self._lock = threading.Lock()
+        # An outermost node has no containment edge that would tell that it was placed before.
+        self._placed_roots: set[int] = set()
+        self.generation = 0
+        self.open_count = 0
+        """Open scopes of all threads together."""
+
+    def _frames(self) -> list[_Frame]:
+        local = self._local
+        if local.generation != self.generation:
+            local.generation = self.generation
+            local.frames = [_Frame(None)]
+        return local.frames
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self.open_count += change
+
+    def current(self) -> int | None:
+        """Return the innermost open node of the calling thread."""
+        return self._frames()[-1].node
+
+    def place(self, node: int, kind: EdgeKind, sequence: bool) -> None:
+        """Put a node inside the current scope, unless it has its place already."""
+        if node == NO_NODE:
+            return
+        frame = self._frames()[-1]
+        with graph_errors():
+            if self._store.is_contained(node) or node in self._placed_roots:
+                return
+            if frame.node is None:
+                self._placed_roots.add(node)
+            else:
+                self._store.add_edge(frame.node, node, kind)
+            if sequence and frame.last_content is not None:
+                self._store.add_edge(frame.last_content, node, EdgeKind.SEQUENCE)
+        frame.last_content = node
+
+    def push(self, node: int, sequence: bool) -> int:
+        """Place a node and open it."""
+        self.place(node, EdgeKind.CONTAINS, sequence)
+        self._frames().append(_Frame(node))
+        self._count(+1)
+        return node
+
+    def pop(self) -> int:
+        """Close the innermost scope of the calling thread."""
+        frames = self._frames()
+        node = frames[-1].node
+        if node is None:
+            raise GraphError(
+                "expected an open scope on this thread, got none; call push_scope first, on the "
+                "same thread, or use `with graph.scope(node)`"
+            )
+        frames.pop()
+        self._count(-1)
+        return node
+
+    def leave(self, node: int, quiet: bool) -> None:
+        """Close a scope that a ``with`` block opened, and what was left open inside it."""
+        frames = self._frames()
+        depth = next((i for i in range(len(frames) - 1, 0, -1) if frames[i].node == node), 0)
+        if depth == 0:
+            raise GraphError(
+                f"expected node {node} to be an open scope of this thread, got none such; leave a "
+                "scope on the thread that entered it, and do not pop it by hand inside `with`"
+            )
+        left_open = [frame.node for frame in frames[depth + 1 :]]
+        # Closed before the complaint, so that what is recorded next lands in the right place.
+        del frames[depth:]
+        self._count(-1 - len(left_open))
+        if left_open and not quiet:
+            raise GraphError(
+                f"expected node {node} as the innermost scope, got {left_open} still open inside; "
+                "close inner scopes with pop_scope before the `with` block ends"
+            )
+
+    def clear(self) -> None:
+        """Forget every scope of every thread."""
+        with self._lock:
+            self.generation += 1
+            self.open_count = 0
+            self._placed_roots = set()
+
+
+class Scope:
+    """A node as a ``with`` block; made by `ExecutionGraph.scope`."""
+
+    __slots__ = ("_generation", "_scopes", "_sequence", "node")
+
+    def __init__(self, scopes: GraphScopes, node: int, sequence: bool) -> None:
+        self._scopes = scopes
+        self._sequence = sequence
+        self._generation = -1
+        self.node = node
+
+    def __enter__(self) -> int:
+        self._generation = self._scopes.generation
+        return self._scopes.push(self.node, self._sequence)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A clear() inside the block has closed the scope already.
+        if self._generation == self._scopes.generation:
+            self._scopes.leave(self.node, quiet=exc_type is not None)

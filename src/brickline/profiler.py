@@ -1,0 +1,585 @@
+"""BrickProfiler: time, tiles, graph and traces of model work, into a run on disk.
+
+A facade over `.timers`, `.tiles`, `.graph` and `.traces`. It owns the run's life (opening, forking,
+closing, saving); measuring is the native core's, and of devices it knows `device.base` alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from brickline import _core
+from brickline.bricks import BrickCategory, BrickId
+from brickline.device.base import Sampling, SyncMode, open_clock
+from brickline.errors import CountError, RunError, UsageError
+from brickline.graph import ExecutionGraph
+from brickline.runs import RunWriter
+from brickline.spools import Part, read_part
+from brickline.tiles import Tiles
+from brickline.timers import Timers, checked_count
+from brickline.traces import KernelTrace, Traces
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from brickline.profile import Profile
+    from brickline.stats import BrickStats, CategoryStats
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+RUN_VARIABLE = "BRICKLINE_RUN"
+"""Set by `brickline run`: every profiler records into the run that it names."""
+
+RECORDS_PER_STEP = 1024
+"""Room kept for each step of a timeline; longer steps make the timeline shorter."""
+
+_core.set_vocabulary(
+    [(brick.label, int(brick.category), (brick.label, *brick.aliases)) for brick in BrickId.ALL]
+)
+
+
+class Step:
+    """One pass of the model: use it in `with`."""
+
+    __slots__ = ("_before", "_core", "_phase", "tokens")
+
+    def __init__(self, core: _core.ProfilerCore, tokens: int, phase: str) -> None:
+        self._core = core
+        self._phase = phase
+        self._before: tuple[int, ...] | None = None
+        self.tokens = tokens
+        """Tokens that the pass handles; may be set until it ends."""
+
+    def __enter__(self) -> Step:
+        self._before = self._core._step_begin(self._phase)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            self._core._step_end(before, checked_count("tokens", self.tokens))
+
+
+class BrickProfiler(_core.ProfilerCore):
+    """Measures bricks; disabled by default, and then free.
+
+    Args:
+        name: What the run is called in reports.
+        enabled: Record from the start. Default False.
+        device: Whose clock times bricks: ``"CPU"`` (default), ``"CUDA:n"``, or ``"NULL"``, whose
+            time moves only by `advance`.
+        stream: The stream that bricks run on. Default: torch's current one at each brick.
+        sync_mode: When the host waits for the device; see `SyncMode`. Default DEFERRED.
+        sampling: Which steps and layers are timed. Default: all on a CPU, every 64th step on CUDA.
+        path: Where the run goes. Default: the user's state directory, and then it is removed at
+            exit unless `save` is called.
+        overwrite: Replace a run at `path`. Default False.
+        timeline_steps: Keep every entry of about this many last steps. Default 0: statistics only,
+            whose size does not grow with time.
+        graph: Draw each brick into the execution graph. Default False.
+
+    Example:
+        >>> profiler = BrickProfiler("decode", enabled=True)
+        >>> with profiler.step(tokens=1, phase="decode"), profiler.brick(BrickId.RMS_NORM, layer=0):
+        ...     pass
+        >>> profiler.brick_stats(BrickId.RMS_NORM).count
+        1
+    """
+
+    __slots__ = (
+        "_clock",
+        "_final",
+        "_graph",
+        "_graph_enabled",
+        "_keep",
+        "_overwrite",
+        "_path",
+        "_rank",
+        "_spool",
+        "_timeline_steps",
+        "_writer",
+        "_zero_copy",
+        "name",
+        "sampling",
+        "sync_mode",
+        "tiles",
+        "timers",
+        "traces",
+    )
+
+    def __init__(
+        self,
+        name: str = "profile",
+        *,
+        enabled: bool = False,
+        device: str = "CPU",
+        stream: Any = None,
+        sync_mode: SyncMode | str = SyncMode.DEFERRED,
+        sampling: Sampling | None = None,
+        path: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        timeline_steps: int = 0,
+        graph: bool = False,
+    ) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f"name: expected a str, got {type(name).__name__}")
+        self.name = name
+        self._clock = open_clock(device, stream)
+        self.sync_mode = SyncMode.parse(sync_mode)
+        self.sampling = sampling if sampling is not None else self._clock.default_sampling
+        self._path = path
+        self._overwrite = overwrite
+        self._timeline_steps = checked_count("timeline_steps", timeline_steps, 4096)
+        self._rank = int(os.environ.get("RANK", "0") or 0)
+        self._writer: RunWriter | None = None
+        self._spool: Path | None = None
+        self._final: Part | None = None
+        self._keep = path is not None
+        self._zero_copy = False
+        self._graph = ExecutionGraph()
+        self._graph_enabled = graph
+        self._clock.prepare(self)
+        self.timers = Timers(self)
+        self.tiles = Tiles(self, lambda: self.profile().tile_levels)
+        self.traces = Traces(self, self._rank)
+        self._apply_options()
+        _live.add(self)
+        if enabled or RUN_VARIABLE in os.environ:
+            self.enable()
+
+    # ------------------------------------------------------------------------------ life of the run
+
+    def enable(self) -> None:
+        """Record from now on; the first call makes the run."""
+        if self._spool is None:
+            self._open_run()
+        self._set_enabled(True)
+
+    def disable(self) -> None:
+        """Stop recording; what is recorded stays, and `enable` goes on."""
+        self._set_enabled(False)
+
+    def _open_run(self) -> None:
+        joined = os.environ.get(RUN_VARIABLE)
+        if self._writer is None or self._writer.closed:
+            if joined:
+                self._writer = RunWriter.join(joined)
+            else:
+                self._writer = RunWriter.create(
+                    self._path, name=self.name, overwrite=self._overwrite
+                )
+        self._final = None
+        self._open_spool(self._writer)
+
+    def _open_spool(self, writer: RunWriter) -> None:
+        self._spool = writer.spool_path()
+        self._open(str(self._spool), self._rank, self._timeline_steps * RECORDS_PER_STEP)
+        try:
+            self._clock.attach(self)
+        except BaseException:
+            self._close()
+            self._spool = None
+            if writer.owner:
+                writer.discard()
+            self._writer = None
+            raise
+        self._apply_options()
+        self._set_overhead(measurement_cost_ns())
+        _core.connect_graph(self, self._graph.store, self._graph_enabled)
+
+    def _apply_options(self) -> None:
+        self._configure(
+            sync=int(self.sync_mode),
+            sample_steps=self.sampling.steps,
+            sample_layers=self.sampling.layers,
+        )
+
+    def close(self) -> None:
+        """Finish the run; statistics stay readable, and `enable` begins another run.
+
+        Raises:
+            RunError: if the disk became full while recording; what was recorded before is kept.
+        """
+        if self._spool is None:
+            return
+        full = bool(self._where()["full_disk"])
+        self._set_enabled(False)
+        self._drain()
+        self._close()
+        with suppress(RunError):
+            self._final = read_part(self._spool)
+        spool, self._spool = self._spool, None
+        writer = self._writer
+        if writer is not None and not _is_shared(writer):
+            writer.close()
+            if writer.temporary:
+                writer.discard()
+        if full:
+            raise RunError(
+                f"the disk of {spool.parent} is full: entries of bricks that were new by then are "
+                "counted as lost; free some space and record again"
+            )
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Keep the run at `path`, and go on recording.
+
+        Raises:
+            RunExists: if the path is taken and `overwrite` is False.
+        """
+        if self._writer is None or (self._writer.closed and self._writer.temporary):
+            raise UsageError(
+                "there is nothing to save: this profiler was never enabled, or it was closed "
+                "without a path; call save() before close(), or give path= to BrickProfiler"
+            )
+        self._flush()
+        self._drain()
+        saved = self._writer.move_to(path, overwrite=overwrite)
+        if self._spool is not None:
+            moved = self._writer.path / "spool" / self._spool.name
+            if moved.exists():
+                self._spool = moved
+        return saved
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run lies; None before the profiler was ever enabled."""
+        return None if self._writer is None else self._writer.path
+
+    def reset(self) -> None:
+        """Forget everything recorded: statistics, tiles, graph, traces, pending spans and marks."""
+        self.timers._restart()
+        self.traces._restart()
+        self._zero_copy = False
+        self._final = None
+        if self._spool is None or self._writer is None:
+            self._graph.clear()
+            return
+        enabled = self.is_enabled()
+        self._close()
+        self._spool.unlink(missing_ok=True)
+        self._graph.clear()
+        self._open_spool(self._writer)
+        self._set_enabled(enabled)
+
+    def __enter__(self) -> BrickProfiler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -------------------------------------------------------------------------------------- marking
+
+    def step(self, tokens: int = 1, phase: str = "") -> Step:
+        """Mark one pass of the model.
+
+        Args:
+            tokens: How many tokens it handles; per-token figures divide by these.
+            phase: ``"prefill"``, ``"decode"``, or a name of your own; statistics are kept apart.
+        """
+        return Step(self, checked_count("tokens", tokens), phase)
+
+    def set_sync_mode(self, mode: SyncMode | str) -> None:
+        """Change when the host waits for the device."""
+        self.sync_mode = SyncMode.parse(mode)
+        self._apply_options()
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Change which steps and layers are timed."""
+        self.sampling = sampling
+        self._apply_options()
+
+    def advance(self, duration_ns: int) -> None:
+        """Move the time of a profiler on device NULL."""
+        if self._clock.name != "NULL":
+            raise UsageError("only the clock of device='NULL' can be moved")
+        self._advance(duration_ns)
+
+    def synchronize(self) -> None:
+        """Resolve device spans that have executed; call it after the device's own synchronise."""
+        self._drain()
+
+    @contextmanager
+    def capture(self) -> Iterator[int]:
+        """Around a CUDA graph's capture: its bricks become event nodes. Gives the graph's number."""
+        graph = self._begin_capture()
+        try:
+            yield graph
+        finally:
+            self._end_capture()
+
+    @contextmanager
+    def replay(self, graph: int) -> Iterator[None]:
+        """Around each replay of a captured graph, so that its bricks are read and counted."""
+        if not self.is_enabled():
+            yield
+            return
+        self._before_replay(graph)
+        try:
+            yield
+        finally:
+            self._replayed(graph)
+
+    def set_l2_cache_hit_rate(self, rate: float) -> None:
+        """Note a measured L2 hit rate; clamped to 0..1."""
+        if rate != rate:
+            raise CountError(f"rate: expected a number from 0 to 1, got {rate!r}")
+        self._fact("l2_cache_hit_rate", min(1.0, max(0.0, rate)))
+
+    def l2_cache_hit_rate(self) -> float | None:
+        """Return the L2 hit rate that was noted, if any."""
+        return self.profile().facts.get("l2_cache_hit_rate")
+
+    def set_zero_copy(self, enabled: bool) -> None:
+        """Note whether memory transfers are zero-copy."""
+        self._zero_copy = enabled
+        self._fact("zero_copy", float(enabled))
+
+    def is_zero_copy(self) -> bool:
+        """Whether transfers were noted as zero-copy."""
+        return self._zero_copy
+
+    # ------------------------------------------------------------------------------ what was recorded
+
+    @property
+    def graph(self) -> ExecutionGraph:
+        """The execution graph, up to now."""
+        self._flush()
+        return self._graph
+
+    def enable_graph(self) -> None:
+        """Draw each brick into the execution graph from now on."""
+        self._draw(True)
+
+    def disable_graph(self) -> None:
+        """Draw no more bricks; what was drawn stays."""
+        self._draw(False)
+
+    def is_graph_enabled(self) -> bool:
+        """Whether bricks are drawn into the execution graph."""
+        return self._graph_enabled
+
+    def _draw(self, enabled: bool) -> None:
+        self._graph_enabled = enabled
+        _core.connect_graph(self, self._graph.store, enabled)
+
+    def profile(self) -> Profile:
+        """Return everything recorded up to now as a `Profile`."""
+        from brickline.profile import Profile, profile_from_part
+
+        if self._spool is not None:
+            self._flush()
+            self._drain()
+            part = read_part(self._spool)
+        elif self._final is not None:
+            part = self._final
+        else:
+            return Profile(self.name, enabled=False)
+        return profile_from_part(part, self.name)
+
+    def brick_stats(self, brick: BrickId | str) -> BrickStats:
+        """Return the statistics of a brick; count 0 where it never ran."""
+        from brickline.stats import BrickStats
+
+        found = self.profile().brick(brick)
+        if found is not None:
+            return found
+        known = brick if isinstance(brick, BrickId) else BrickId.from_name(brick)
+        if known is None:
+            return BrickStats(str(brick))
+        return BrickStats(known.label, known, known.category)
+
+    def stats(self, name: str) -> BrickStats | None:
+        """Return the statistics of a brick by name, or None where it never ran."""
+        return self.profile().brick(name)
+
+    def all_brick_stats(self) -> list[BrickStats]:
+        """Return the statistics of every brick that ran, longest total first."""
+        return list(self.profile().bricks)
+
+    def category_stats(self) -> list[CategoryStats]:
+        """Return statistics by category, indexed by `BrickCategory`."""
+        from brickline.stats import CategoryStats
+
+        found = self.profile().categories
+        return [found.get(category, CategoryStats()) for category in BrickCategory]
+
+    def total_ns(self) -> int:
+        """Return the sum of inclusive brick time."""
+        return self.profile().total_ns
+
+    def total_elements(self) -> int:
+        """Return the sum of elements over all bricks; these are not tokens."""
+        return self.profile().total_elements
+
+    def total_tokens(self) -> int:
+        """Return the tokens of all steps."""
+        return self.profile().total_tokens
+
+    def total_throughput(self) -> float:
+        """Return elements per second of brick time."""
+        return self.profile().total_throughput
+
+    def summary(self) -> str:
+        """Return the brick table as text; a disabled profiler says how to enable it."""
+        from brickline.report.text import profile_text
+
+        return profile_text(self.profile())
+
+    def to_json(self) -> str:
+        """Return the profile as versioned JSON."""
+        from brickline.report.as_json import profile_json
+
+        return profile_json(self.profile())
+
+    # --------------------------------------------------------------------- calls that delegate
+
+    def record_elapsed(
+        self, brick: BrickId | str, elapsed: timedelta | int, elements: int = 1, **work: Any
+    ) -> None:
+        """Record a duration that was measured elsewhere; see `Timers.record_elapsed`."""
+        self.timers.record_elapsed(brick, elapsed, elements, **work)
+
+    def record_deferred(self, brick: BrickId, start_ns: int, elements: int = 1) -> None:
+        """Note a span that ends when `finalize` is called."""
+        self.timers.record_deferred(brick, start_ns, elements)
+
+    def record_deferred_dynamic(self, name: str, start_ns: int, elements: int = 1) -> None:
+        """Note a span by name that ends when `finalize` is called."""
+        self.timers.record_deferred_dynamic(name, start_ns, elements)
+
+    def finalize(self, end_ns: int) -> None:
+        """End every pending span; see `Timers.finalize`."""
+        self.timers.finalize(end_ns)
+
+    def pending_count(self) -> int:
+        """Return how many spans wait for `finalize`."""
+        return self.timers.pending_count()
+
+    def has_pending(self) -> bool:
+        """Whether any span waits for `finalize`."""
+        return self.timers.has_pending()
+
+    def elapsed_ns(self) -> int:
+        """Return the nanoseconds since the epoch."""
+        return self.timers.elapsed_ns()
+
+    def reset_epoch(self) -> None:
+        """Count `elapsed_ns` from now on."""
+        self.timers.reset_epoch()
+
+    def add_trace(self, trace: KernelTrace) -> None:
+        """Append a kernel launch to the run."""
+        self.traces.add(trace)
+
+    def __repr__(self) -> str:
+        state = "enabled" if self.is_enabled() else "disabled"
+        return f"<BrickProfiler {self.name!r}, {state}, {self._clock.name}>"
+
+
+def decorate(handle: _core.BrickHandle, function: _Function) -> _Function:
+    """Return `function` with each call as one entry of the brick.
+
+    A coroutine function is timed over its awaits, and a generator from its first value to its last;
+    entries that overlap in one thread are marked out of order and have no exclusive time.
+    """
+    wrapper: Any
+    if inspect.isasyncgenfunction(function):
+
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with handle:
+                async for value in function(*args, **kwargs):
+                    yield value
+
+    elif inspect.iscoroutinefunction(function):
+
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with handle:
+                return await function(*args, **kwargs)
+
+    elif inspect.isgeneratorfunction(function):
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with handle:
+                return (yield from function(*args, **kwargs))
+
+    else:
+        wrapper = handle.wrap(function)
+    return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
+
+
+@functools.cache
+def measurement_cost_ns() -> float:
+    """Return what one `with brick:` costs in this process, in nanoseconds; measured once."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="brickline-") as scratch:
+        core = _core.ProfilerCore()
+        core._open(os.path.join(scratch, "scratch.spool"))
+        core._set_enabled(True)
+        brick = core.brick("calibration")
+        costs = []
+        for _ in range(20):
+            before = time.perf_counter_ns()
+            for _ in range(50):
+                pass
+            between = time.perf_counter_ns()
+            for _ in range(50):
+                with brick:
+                    pass
+            costs.append((time.perf_counter_ns() - between - (between - before)) / 50)
+        core._close()
+    return max(0.0, min(costs))
+
+
+# ------------------------------------------------------------------------------- exit and fork
+
+_live: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
+
+
+def _is_shared(writer: RunWriter) -> bool:
+    """Whether another profiler of this process still records into the same run."""
+    return any(other._writer is writer and other._spool is not None for other in list(_live))
+
+
+def _close_all() -> None:
+    for profiler in list(_live):
+        with suppress(Exception):
+            profiler.close()
+
+
+def _after_fork_in_child() -> None:
+    """Give the child partitions of its own in the same runs; the parent's are left alone."""
+    _core.after_fork_in_child()
+    for profiler in list(_live):
+        if profiler._spool is None:
+            continue
+        enabled = profiler.is_enabled()
+        writer, profiler._writer, profiler._spool = profiler._writer, None, None
+        _core.connect_graph(profiler, None, False)
+        profiler._abandon()
+        if not enabled or writer is None:
+            continue
+        with suppress(Exception):
+            profiler._writer = RunWriter.join(writer.path)
+            profiler._graph = ExecutionGraph()
+            profiler._open_spool(profiler._writer)
+            profiler._set_enabled(True)
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

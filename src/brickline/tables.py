@@ -1,0 +1,162 @@
+"""The Parquet tables of a run: built in memory, and published beside its spools.
+
+This is the looking half: it imports pyarrow, and nothing that records imports it. What the tables
+hold is the matter of `table_columns`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from brickline.errors import UsageError
+from brickline.run_directory import write_json
+from brickline.spools import Part, spools_of_run, stamp_of_spool
+from brickline.table_columns import BUILDERS, SCHEMAS, Masked
+
+if TYPE_CHECKING:
+    from brickline.runs import Run
+
+TABLES_VERSION = 1
+"""Version of the columns; tables of another version are published anew."""
+
+
+def table_from_run(run: Run, name: str) -> pa.Table:
+    """Build one table in memory, whether or not the run can be written to.
+
+    Raises:
+        UsageError: if there is no such table.
+    """
+    if name not in SCHEMAS:
+        raise UsageError(f"expected one of {', '.join(SCHEMAS)}, got {name!r}")
+    schema = _schema_of(run, name)
+    return pa.concat_tables(
+        [schema.empty_table(), *(_table_from_part(part, name, schema) for part in run.parts)]
+    )
+
+
+def publish_tables(run: Run) -> Path:
+    """Write every table of the run beside its spools, unless they are up to date.
+
+    Each table is written under another name and renamed, and the index, which says what the
+    tables were made from, comes last.
+
+    Raises:
+        OSError: if the disk refuses.
+    """
+    directory = run.path / "tables"
+    index = directory / "index.json"
+    if _is_up_to_date(index, run):
+        return directory
+    directory.mkdir(mode=0o700, exist_ok=True)
+    rows = {name: _publish(run, name, directory) for name in SCHEMAS}
+    document = {
+        "format": "brickline-tables",
+        "version": TABLES_VERSION,
+        "complete": all(part.final for part in run.parts),
+        "source": _source(run),
+        "rows": rows,
+    }
+    write_json(index, document)
+    return directory
+
+
+def _publish(run: Run, name: str, directory: Path) -> int:
+    schema = _schema_of(run, name)
+    rows = 0
+    with (
+        _replacing(directory / f"{name}.parquet") as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        for part in run.parts:
+            table = _table_from_part(part, name, schema)
+            rows += table.num_rows
+            if table.num_rows:
+                writer.write_table(table)
+    return rows
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Any]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _is_up_to_date(index: Path, run: Run) -> bool:
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return (
+        isinstance(found, dict)
+        and found.get("version") == TABLES_VERSION
+        and found.get("complete") is True
+        and found.get("source") == _source(run)
+        and all((index.parent / f"{name}.parquet").exists() for name in SCHEMAS)
+    )
+
+
+def _source(run: Run) -> dict[str, list[int]]:
+    """Return size and time of every spool as it was when it was read."""
+    read = {part.path: part.stamp for part in run.parts}
+    spools = spools_of_run(run.path)
+    return {spool.name: list(read.get(spool) or stamp_of_spool(spool)) for spool in spools}
+
+
+def _schema_of(run: Run, name: str) -> pa.Schema:
+    about = {
+        "brickline.format": "brickline-table",
+        "brickline.version": str(TABLES_VERSION),
+        "brickline.table": name,
+        "brickline.run": run.manifest["id"],
+        "brickline.run_version": str(run.manifest["version"]),
+    }
+    return SCHEMAS[name].with_metadata(about)
+
+
+def _table_from_part(part: Part, name: str, schema: pa.Schema) -> pa.Table:
+    columns = BUILDERS[name](part)
+    length = max((len(_values(column)) for column in columns.values()), default=0)
+    same = {"part": part.name, "rank": part.rank, "process": part.process}
+    arrays = []
+    for field in schema:
+        column = columns.get(field.name)
+        if column is None:
+            arrays.append(pa.repeat(pa.scalar(same[field.name], field.type), length))
+        else:
+            arrays.append(_array(column, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _values(column: Any) -> Any:
+    return column.values if isinstance(column, Masked) else column
+
+
+def _array(column: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column.cast(kind)
+    if isinstance(column, Masked):
+        if isinstance(column.values, pa.Array):
+            absent = pa.array(column.absent)
+            return pc.if_else(absent, pa.scalar(None, kind), column.values.cast(kind))
+        return pa.array(np.ascontiguousarray(column.values), mask=column.absent).cast(kind)
+    if isinstance(column, np.ndarray):
+        return pa.array(np.ascontiguousarray(column)).cast(kind)
+    return pa.array(column, type=kind)

@@ -1,0 +1,108 @@
+"""Tiles: the parts of a brick's blocked work, at three levels.
+
+Owns the levels and the calls that time a tile; the statistics of tiles are in
+`brickline.profile_rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from brickline.errors import CountError, UsageError
+
+if TYPE_CHECKING:
+    from brickline import _core
+    from brickline.profile_rows import TileStats
+
+
+class TileLevel(IntEnum):
+    """How far down the blocking of a brick a tile lies."""
+
+    MACRO = 0
+    """Blocks for the last-level cache, or a GPU's global memory."""
+    MIDI = 1
+    """Blocks for the second-level cache, or a GPU's shared memory."""
+    MICRO = 2
+    """Blocks for registers."""
+
+    @property
+    def label(self) -> str:
+        """The name shown in reports."""
+        return self.name.lower()
+
+
+class Tiles:
+    """Times tiles into a profiler; reached as `BrickProfiler.tiles`.
+
+    A tile belongs to the brick that is open when it starts. Its time is not taken from that
+    brick's exclusive time: a tile is a part of the brick, not another one.
+    """
+
+    __slots__ = ("_core", "_enabled", "_stats", "start", "stop")
+
+    start: Callable[..., Any]
+    """start(level, row=0, column=0): begin a tile; hand the timer to `stop`."""
+    stop: Callable[..., None]
+    """stop(timer, elements=1, flops=0, bytes=0): end a tile and record it."""
+
+    def __init__(
+        self, core: _core.ProfilerCore, stats: Callable[[], tuple[TileStats, ...]]
+    ) -> None:
+        self._core = core
+        self._stats = stats
+        self._enabled = True
+        # The native calls themselves, so that a tile costs no Python frame.
+        self.start = core._tile_start
+        self.stop = core._tile_stop
+
+    def enable(self) -> None:
+        """Record tiles whenever the profiler is enabled; the default."""
+        self._enabled = True
+        self._core._configure(tiles=True)
+
+    def disable(self) -> None:
+        """Record no tiles; bricks are not affected."""
+        self._enabled = False
+        self._core._configure(tiles=False)
+
+    def is_enabled(self) -> bool:
+        """Whether tiles are recorded while the profiler is enabled."""
+        return self._enabled
+
+    def record(
+        self,
+        level: TileLevel,
+        duration_ns: int,
+        *,
+        row: int = 0,
+        column: int = 0,
+        elements: int = 1,
+        flops: float = 0.0,
+        bytes: int = 0,  # noqa: A002 - the same word as everywhere else
+    ) -> None:
+        """Record a tile that was timed elsewhere, such as inside a kernel."""
+        if level not in TileLevel._value2member_map_:
+            raise UsageError(f"level: expected a TileLevel (0 to 2), got {level!r}")
+        if not math.isfinite(flops) or flops < 0:
+            raise CountError(f"flops: expected a finite number from 0 on, got {flops!r}")
+        for name, value in (
+            ("duration_ns", duration_ns),
+            ("row", row),
+            ("column", column),
+            ("elements", elements),
+            ("bytes", bytes),
+        ):
+            if not isinstance(value, int) or not 0 <= value < 2**40:
+                raise CountError(f"{name}: expected a whole number from 0 to 2^40, got {value!r}")
+        self._core._tile_record(int(level), row, column, duration_ns, elements, flops, bytes)
+
+    def stats(self, level: TileLevel) -> TileStats | None:
+        """Return the statistics of one level, or None where no tile was recorded."""
+        return next((row for row in self._stats() if row.level == level), None)
+
+    def all_stats(self) -> tuple[TileStats, ...]:
+        """Return the statistics of every level that has tiles."""
+        return self._stats()

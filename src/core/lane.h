@@ -1,0 +1,90 @@
+// A lane: what one thread records, on its way from the hot path to the spool. Owns the ring, the
+// stack of open bricks and, through LaneStore, the thread's statistics. Only the owning thread
+// appends; readers of the mapped file follow the protocol in abi.h.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "fold.h"
+#include "spool.h"
+
+namespace brickline {
+
+enum class OpenKind : uint8_t { Block, Timer, Mark, Step, Tile };
+
+// A brick that was entered and not yet left.
+struct OpenEntry {
+    uint64_t start;
+    uint32_t slot;
+    OpenKind kind;
+    bool timed;
+    bool disturbed;      // an outer brick was left first, or depth was exceeded
+    void* owner;         // the timer object of OpenKind::Timer and Tile; owned by the stack
+    uint64_t start_event;  // device clocks: the event enqueued at the start
+    uint64_t stream;
+};
+
+struct LaneIdentity {
+    uint32_t thread = 0;
+    ClockDomain domain = ClockDomain::Host;
+    int32_t device = -1;
+    uint64_t stream = 0;
+    std::string name;
+};
+
+class Lane final : public LaneStore {
+  public:
+    Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdentity& identity,
+         uint32_t recent_records);
+
+    // Appends a finished entry; folds first when the ring is full.
+    void append(const BrickRecord& record, const WorkRecord* work) {
+        if (m_head + 2 - m_tail > m_ring_records) [[unlikely]] {
+            fold();
+        }
+        m_ring[m_head & (m_ring_records - 1)] = record;
+        if (work) m_work[(m_head + 1) & (m_ring_records - 1)] = *work;
+        m_head += work ? 2 : 1;
+        std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
+    }
+
+    void fold();
+    void set_observer(FoldObserver* observer) { m_observer = observer; }
+    LaneHeader& header() { return *m_header; }
+    // A thread has ended and another takes the lane over.
+    void adopt(const LaneIdentity& identity);
+    bool is_full_disk() const { return m_out_of_space; }
+
+    OpenEntry stack[MAX_DEPTH];
+    uint32_t depth = 0;
+    uint32_t too_deep = 0;  // bricks entered beyond MAX_DEPTH and not yet left
+    int32_t last_layer = -2;
+
+  private:
+    void remember(const BrickRecord& record) override;
+    Placed<Node> new_node() override;
+    Placed<uint64_t> new_chunk() override;
+    Placed<TileCell> new_cell() override;
+    template <class T>
+    Placed<T> take(ExtentKind kind, Extent& extent, uint32_t& ordinal, uint64_t bytes);
+
+    Spool& m_spool;
+    const TickSource& m_source;
+    LaneHeader* m_header;
+    BrickRecord* m_ring;
+    WorkRecord* m_work;  // the same memory as m_ring
+    uint8_t* m_journal_area;
+    uint64_t m_ring_records;
+    uint64_t m_head = 0;
+    uint64_t m_tail = 0;
+    uint64_t m_header_offset;
+    FoldObserver* m_observer = nullptr;
+    BrickRecord* m_recent = nullptr;
+    Extent m_node_extent, m_bins_extent, m_cell_extent;
+    uint32_t m_node_ordinal = 0, m_bins_ordinal = 0, m_cell_ordinal = 0;
+    bool m_out_of_space = false;
+};
+
+}  // namespace brickline

@@ -1,0 +1,695 @@
+// brickline._core.ProfilerCore: the native base of BrickProfiler. This file holds what is called
+// rarely (opening, closing, steps, supplied spans, facts, tables); hot.cpp holds what measures.
+#include "hot.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "cuda_events.h"
+
+namespace brickline::hot {
+
+PyTypeObject ProfilerType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+namespace {
+
+constexpr uint32_t NO_INDEX = 0xffffffffu;
+
+PyObject* g_vocabulary = nullptr;  // list of (label, category, (names…))
+
+ProfilerObject* as_profiler(PyObject* object) { return reinterpret_cast<ProfilerObject*>(object); }
+
+bool is_open(ProfilerObject* profiler) {
+    return profiler->state->recorder && profiler->state->recorder->is_open();
+}
+
+bool require_open(ProfilerObject* profiler) {
+    if (is_open(profiler)) return true;
+    raise_error("UsageError",
+                "this profiler records nothing yet: make it with enabled=True, or call enable()");
+    return false;
+}
+
+// Runs a call that may throw a SpoolError and turns that into a Python exception.
+template <class Call>
+bool guarded(Call&& call) {
+    try {
+        call();
+        return true;
+    } catch (const SpoolError& error) {
+        raise_spool_error(error);
+    } catch (const std::exception& error) {
+        raise_error("InternalError", "%s", error.what());
+    }
+    return false;
+}
+
+bool load_vocabulary(State& state) {
+    state.brick_of_name = PyDict_New();
+    if (!state.brick_of_name) return false;
+    const Py_ssize_t count = g_vocabulary ? PyList_GET_SIZE(g_vocabulary) : 0;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        const char* label = nullptr;
+        unsigned int category = 0;
+        PyObject* names = nullptr;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(g_vocabulary, i), "sIO", &label, &category, &names)) {
+            return false;
+        }
+        Brick brick;
+        brick.name = label;
+        brick.id = int32_t(i);
+        brick.category = category;
+        state.bricks.push_back(brick);
+        PyObject* position = PyLong_FromSsize_t(i);
+        if (!position) return false;
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k) {
+            PyDict_SetItem(state.brick_of_name, PyTuple_GET_ITEM(names, k), position);
+        }
+        Py_DECREF(position);
+    }
+    return true;
+}
+
+PyObject* profiler_new(PyTypeObject* type, PyObject*, PyObject*) {
+    PyObject* self = type->tp_alloc(type, 0);
+    if (!self) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    profiler->mode = Mode::Off;
+    profiler->enabled_mode = Mode::Host;
+    profiler->sync = Sync::Deferred;
+    profiler->step_timed = true;
+    profiler->index = NO_INDEX;
+    profiler->state = new State;
+    profiler->state->source = std::make_unique<TickSource>();
+    profiler->source = profiler->state->source.get();
+    if (!load_vocabulary(*profiler->state)) {
+        Py_DECREF(self);
+        return nullptr;
+    }
+    // Phase 0: outside any step.
+    profiler->state->phases[""] = 0;
+    SlotDefinition outside;
+    outside.kind = SlotKind::Step;
+    profiler->state->phase_slots.push_back(slot_for(profiler, outside));
+    return self;
+}
+
+int profiler_traverse(PyObject* self, visitproc visit, void* arg) {
+    State* state = as_profiler(self)->state;
+    if (!state) return 0;
+    for (Brick& brick : state->bricks) {
+        for (HandleObject* handle : brick.by_layer) Py_VISIT(handle);
+    }
+    for (CachedHandle& cached : state->handles_with_work) Py_VISIT(cached.handle);
+    Py_VISIT(state->stream_getter);
+    return 0;
+}
+
+int profiler_clear(PyObject* self) {
+    State* state = as_profiler(self)->state;
+    if (!state) return 0;
+    for (Brick& brick : state->bricks) {
+        std::vector<HandleObject*> handles;
+        handles.swap(brick.by_layer);
+        for (HandleObject* handle : handles) Py_XDECREF(handle);
+    }
+    std::vector<CachedHandle> cached;
+    cached.swap(state->handles_with_work);
+    for (CachedHandle& entry : cached) Py_XDECREF(entry.handle);
+    Py_CLEAR(state->stream_getter);
+    return 0;
+}
+
+void shut(ProfilerObject* profiler) {
+    profiler->mode = Mode::Off;
+    State& state = *profiler->state;
+    if (profiler->index != NO_INDEX) unregister_recorder(profiler->index);
+    profiler->index = NO_INDEX;
+    if (state.device) {
+        Py_BEGIN_ALLOW_THREADS
+        state.device->stop();
+        Py_END_ALLOW_THREADS
+        state.device.reset();
+    }
+    if (state.recorder) state.recorder->close();
+    state.recorder.reset();
+}
+
+void profiler_dealloc(PyObject* self) {
+    ProfilerObject* profiler = as_profiler(self);
+    PyObject_GC_UnTrack(self);
+    if (profiler->weakrefs) PyObject_ClearWeakRefs(self);
+    profiler_clear(self);
+    if (profiler->state) {
+        shut(profiler);
+        Py_CLEAR(profiler->state->brick_of_name);
+        Py_CLEAR(profiler->state->stream_argument);
+        delete profiler->state;
+    }
+    PyTypeObject* type = Py_TYPE(self);
+    type->tp_free(self);
+    if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) Py_DECREF(type);
+}
+
+// ------------------------------------------------------------------------------ opening and closing
+
+PyObject* profiler_open(PyObject* self, PyObject* args, PyObject* names) {
+    static const char* keys[] = {"path", "rank", "recent_records", nullptr};
+    const char* path = nullptr;
+    unsigned int rank = 0, recent = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "s|II", const_cast<char**>(keys), &path, &rank,
+                                     &recent)) {
+        return nullptr;
+    }
+    ProfilerObject* profiler = as_profiler(self);
+    shut(profiler);
+    State& state = *profiler->state;
+    if (!guarded([&] {
+            state.recorder = std::make_unique<Recorder>(RecorderOptions{path, rank, recent},
+                                                        *state.source, state.slots);
+        })) {
+        return nullptr;
+    }
+    profiler->index = register_recorder(state.recorder.get());
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_close(PyObject* self, PyObject*) {
+    shut(as_profiler(self));
+    Py_RETURN_NONE;
+}
+
+// After fork: the child must neither write to nor close the parent's spool.
+PyObject* profiler_abandon(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    profiler->mode = Mode::Off;
+    profiler->index = NO_INDEX;
+    State& state = *profiler->state;
+    (void)state.device.release();  // its thread does not exist in the child
+    if (state.recorder) {
+        state.recorder->abandon();
+        (void)state.recorder.release();  // its locks may be held by threads that are gone
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_set_enabled(PyObject* self, PyObject* value) {
+    ProfilerObject* profiler = as_profiler(self);
+    const int enabled = PyObject_IsTrue(value);
+    if (enabled < 0 || (enabled && !require_open(profiler))) return nullptr;
+    profiler->mode = enabled ? profiler->enabled_mode : Mode::Off;
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_is_enabled(PyObject* self, PyObject*) {
+    return PyBool_FromLong(as_profiler(self)->mode != Mode::Off);
+}
+
+void choose_mode(ProfilerObject* profiler) {
+    const State& state = *profiler->state;
+    Mode mode = Mode::Host;
+    if (state.sample_steps > 1 || state.sample_layers > 1) mode = Mode::Careful;
+    if (state.device && profiler->sync != Sync::None) mode = Mode::Device;
+    profiler->enabled_mode = mode;
+    if (profiler->mode != Mode::Off) profiler->mode = mode;
+}
+
+PyObject* profiler_configure(PyObject* self, PyObject* args, PyObject* names) {
+    static const char* keys[] = {"sync", "sample_steps", "sample_layers", "tiles", nullptr};
+    ProfilerObject* profiler = as_profiler(self);
+    State& state = *profiler->state;
+    int sync = int(profiler->sync), tiles = state.tiles_enabled;
+    unsigned int steps = state.sample_steps, layers = state.sample_layers;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "|$iIIp", const_cast<char**>(keys), &sync, &steps,
+                                     &layers, &tiles)) {
+        return nullptr;
+    }
+    profiler->sync = Sync(sync);
+    state.sample_steps = steps;
+    state.sample_layers = layers;
+    state.tiles_enabled = tiles != 0;
+    choose_mode(profiler);
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_use_manual_clock(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    profiler->state->source = std::make_unique<TickSource>(ClockKind::Manual);
+    profiler->source = profiler->state->source.get();
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_advance(PyObject* self, PyObject* value) {
+    uint64_t ns = 0;
+    if (!parse_count(value, "nanoseconds", 1ull << 62, ns)) return nullptr;
+    as_profiler(self)->source->advance(ns);
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_use_cuda(PyObject* self, PyObject* args, PyObject* names) {
+    static const char* keys[] = {"device", "stream", "stream_getter", nullptr};
+    int device = 0;
+    unsigned long long stream = 0;
+    PyObject* getter = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "i|KO", const_cast<char**>(keys), &device, &stream,
+                                     &getter)) {
+        return nullptr;
+    }
+    ProfilerObject* profiler = as_profiler(self);
+    if (!require_open(profiler)) return nullptr;
+    State& state = *profiler->state;
+    std::string problem;
+    std::unique_ptr<EventDriver> driver = open_cuda_events(device, problem);
+    if (!driver) return raise_error("DeviceError", "%s", problem.c_str());
+    state.device = std::make_unique<DeviceSpans>(std::move(driver), *state.recorder);
+    state.stream = stream;
+    Py_XSETREF(state.stream_getter, getter == Py_None ? nullptr : Py_NewRef(getter));
+    Py_XSETREF(state.stream_argument, PyLong_FromLong(device));
+    choose_mode(profiler);
+    Py_RETURN_NONE;
+}
+
+// --------------------------------------------------------------------------------------- device use
+
+PyObject* device_call(PyObject* self, const char* what, std::string (*call)(DeviceSpans&, uint64_t),
+                      uint64_t argument) {
+    DeviceSpans* device = as_profiler(self)->state->device.get();
+    if (!device) {
+        return raise_error("UsageError", "%s needs a profiler made with device=\"CUDA:n\"", what);
+    }
+    std::string problem;
+    Py_BEGIN_ALLOW_THREADS
+    problem = call(*device, argument);
+    Py_END_ALLOW_THREADS
+    if (!problem.empty()) return raise_error("DeviceError", "%s", problem.c_str());
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_drain(PyObject* self, PyObject*) {
+    if (!as_profiler(self)->state->device) Py_RETURN_NONE;
+    return device_call(self, "drain", [](DeviceSpans& device, uint64_t) {
+        device.drain();
+        return std::string();
+    }, 0);
+}
+
+PyObject* profiler_pending(PyObject* self, PyObject*) {
+    DeviceSpans* device = as_profiler(self)->state->device.get();
+    return PyLong_FromUnsignedLongLong(device ? device->pending() : 0);
+}
+
+PyObject* profiler_begin_capture(PyObject* self, PyObject*) {
+    DeviceSpans* device = as_profiler(self)->state->device.get();
+    if (!device) {
+        return raise_error("UsageError", "capture() needs a profiler made with device=\"CUDA:n\"");
+    }
+    return PyLong_FromUnsignedLongLong(device->begin_capture());
+}
+
+PyObject* profiler_end_capture(PyObject* self, PyObject*) {
+    return device_call(self, "capture()", [](DeviceSpans& device, uint64_t) {
+        device.end_capture();
+        return std::string();
+    }, 0);
+}
+
+PyObject* profiler_before_replay(PyObject* self, PyObject* graph) {
+    const uint64_t id = PyLong_AsUnsignedLongLong(graph);
+    if (PyErr_Occurred()) return nullptr;
+    return device_call(self, "replay()", [](DeviceSpans& device, uint64_t argument) {
+        return device.before_replay(argument);
+    }, id);
+}
+
+PyObject* profiler_replayed(PyObject* self, PyObject* graph) {
+    const uint64_t id = PyLong_AsUnsignedLongLong(graph);
+    if (PyErr_Occurred()) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    if (profiler->state->device) {
+        profiler->state->device->replayed(id, profiler->phase, profiler->step);
+    }
+    Py_RETURN_NONE;
+}
+
+// -------------------------------------------------------------------------------------------- steps
+
+PyObject* profiler_step_begin(PyObject* self, PyObject* phase) {
+    ProfilerObject* profiler = as_profiler(self);
+    if (profiler->mode == Mode::Off) Py_RETURN_NONE;
+    State& state = *profiler->state;
+    const char* name = PyUnicode_AsUTF8(phase);
+    if (!name) return nullptr;
+    auto found = state.phases.find(name);
+    if (found == state.phases.end()) {
+        if (state.phases.size() >= MAX_PHASES) {
+            return raise_error("UsageError", "phase %R: a profiler keeps at most %d phases apart; "
+                               "use a few fixed names such as \"prefill\" and \"decode\"",
+                               phase, int(MAX_PHASES) - 1);
+        }
+        SlotDefinition slot;
+        slot.kind = SlotKind::Step;
+        slot.name = name;
+        slot.level = uint32_t(state.phases.size());
+        found = state.phases.emplace(name, uint8_t(slot.level)).first;
+        state.phase_slots.push_back(slot_for(profiler, slot));
+        if (PyErr_Occurred()) return nullptr;
+    }
+    Lane* lane = lane_of_thread(profiler);
+    if (!lane) {
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_NONE;
+    }
+    PyObject* before = Py_BuildValue("(BIiiB)", profiler->phase, profiler->step, int(profiler->step_timed),
+                                     int(profiler->in_step), found->second);
+    if (!before) return nullptr;
+    profiler->phase = found->second;
+    profiler->step_timed = state.step_counter % state.sample_steps == 0;
+    profiler->step = ++state.step_counter;
+    profiler->in_step = true;
+    lane->last_layer = -2;
+    // The step itself is timed by the host in every mode: it is what coverage is held against.
+    step_begin(profiler, lane, state.phase_slots[found->second], true);
+    return before;
+}
+
+PyObject* profiler_step_end(PyObject* self, PyObject* args) {
+    ProfilerObject* profiler = as_profiler(self);
+    const uint64_t end = profiler->source->now();
+    unsigned char phase = 0, mine = 0;
+    unsigned int step = 0;
+    int timed = 0, in_step = 0;
+    unsigned long long tokens = 0;
+    if (!PyArg_ParseTuple(args, "(BIppB)K", &phase, &step, &timed, &in_step, &mine, &tokens)) {
+        return nullptr;
+    }
+    if (profiler->mode != Mode::Off) {
+        Lane* lane = lane_of_thread(profiler);
+        if (lane) {
+            profiler->phase = mine;
+            leave(profiler, lane, profiler->state->phase_slots[mine], OpenKind::Step, nullptr, end,
+                  tokens, nullptr);
+        }
+    }
+    profiler->phase = phase;
+    profiler->step = step;
+    profiler->step_timed = timed != 0;
+    profiler->in_step = in_step != 0;
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}
+
+// ---------------------------------------------------------------- spans and numbers that are supplied
+
+PyObject* profiler_record(PyObject* self, PyObject* args, PyObject* names) {
+    static const char* keys[] = {"brick", "duration_ns", "elements", "layer", "bytes_in", "bytes_out",
+                                 "flops", "cycles", "approximate", nullptr};
+    PyObject *id = nullptr, *layer_value = Py_None;
+    unsigned long long duration = 0, elements = 1, bytes_in = 0, bytes_out = 0, cycles = 0;
+    double flops = 0;
+    int approximate = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "OKK|OKKdKp", const_cast<char**>(keys), &id,
+                                     &duration, &elements, &layer_value, &bytes_in, &bytes_out, &flops,
+                                     &cycles, &approximate)) {
+        return nullptr;
+    }
+    ProfilerObject* profiler = as_profiler(self);
+    if (profiler->mode == Mode::Off) Py_RETURN_NONE;
+    const int64_t brick = find_brick(profiler, id);
+    int32_t layer = -1;
+    if (brick < 0 || !parse_layer(layer_value, layer)) return nullptr;
+    HandleObject* handle = handle_for(profiler, uint32_t(brick), layer);
+    Lane* lane = handle ? lane_of_thread(profiler) : nullptr;
+    if (!lane) {
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_NONE;
+    }
+    const bool has_work = bytes_in || bytes_out || flops != 0 || cycles;
+    WorkRecord work{bytes_in, flops, bytes_out, uint32_t(cycles), uint8_t(cycles >> 32),
+                    uint8_t(cycles >> 40), RECORD_IS_WORK, 0};
+    BrickRecord record{};
+    const double ns_per_tick = profiler->state->recorder->spool().header().ns_per_tick;
+    record.start = profiler->source->now() - uint64_t(double(duration) / ns_per_tick);
+    record.end = duration;
+    record.slot = handle->slot;
+    record.elements_low = uint32_t(elements);
+    record.elements_high = uint8_t(elements >> 32);
+    record.depth = uint8_t(std::min(lane->depth, MAX_DEPTH - 1));
+    record.phase = profiler->phase;
+    record.step = profiler->step;
+    // An exact duration at an unknown place; fold_records keeps both kinds out of coverage.
+    record.flags = uint8_t(RECORD_EXACT | (has_work ? RECORD_WORK : 0) |
+                           (approximate ? RECORD_APPROXIMATE : 0));
+    lane->append(record, has_work ? &work : nullptr);
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_record_tile(PyObject* self, PyObject* args) {
+    unsigned int level = 0, row = 0, column = 0;
+    unsigned long long duration = 0, elements = 0, bytes = 0;
+    double flops = 0;
+    if (!PyArg_ParseTuple(args, "IIIKKdK", &level, &row, &column, &duration, &elements, &flops, &bytes)) {
+        return nullptr;
+    }
+    ProfilerObject* profiler = as_profiler(self);
+    if (profiler->mode == Mode::Off || !profiler->state->tiles_enabled) Py_RETURN_NONE;
+    Lane* lane = lane_of_thread(profiler);
+    if (!lane) {
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_NONE;
+    }
+    const int64_t slot = tile_slot(profiler, lane, level);
+    if (slot < 0) return nullptr;
+    WorkRecord work{};
+    work.bytes_in = bytes;
+    work.flops = flops;
+    work.detail = uint64_t(row) << 32 | column;
+    work.flags = RECORD_IS_WORK;
+    BrickRecord record{};
+    record.start = profiler->source->now();
+    record.end = duration;
+    record.slot = uint32_t(slot);
+    record.elements_low = uint32_t(elements);
+    record.elements_high = uint8_t(elements >> 32);
+    record.depth = uint8_t(std::min(lane->depth, MAX_DEPTH - 1));
+    record.phase = profiler->phase;
+    record.step = profiler->step;
+    record.flags = RECORD_EXACT | RECORD_TILE | RECORD_WORK;
+    lane->append(record, &work);
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_fact(PyObject* self, PyObject* args) {
+    const char* name = nullptr;
+    double value = 0;
+    if (!PyArg_ParseTuple(args, "sd", &name, &value)) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    if (!is_open(profiler)) Py_RETURN_NONE;
+    if (!guarded([&] {
+            Spool& spool = profiler->state->recorder->spool();
+            const FactRow row{spool.intern(name), 0, value};
+            spool.append(ExtentKind::Fact, &row, sizeof row);
+        })) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_intern(PyObject* self, PyObject* text) {
+    Py_ssize_t length = 0;
+    const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
+    ProfilerObject* profiler = as_profiler(self);
+    if (!bytes || !require_open(profiler)) return nullptr;
+    uint32_t id = 0;
+    if (!guarded([&] { id = profiler->state->recorder->spool().intern({bytes, size_t(length)}); })) {
+        return nullptr;
+    }
+    return PyLong_FromUnsignedLong(id);
+}
+
+PyObject* profiler_append(PyObject* self, PyObject* args) {
+    unsigned int table = 0;
+    Py_buffer rows;
+    if (!PyArg_ParseTuple(args, "Iy*", &table, &rows)) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    const bool done = require_open(profiler) && guarded([&] {
+        profiler->state->recorder->spool().append(ExtentKind(table), rows.buf, uint64_t(rows.len));
+    });
+    PyBuffer_Release(&rows);
+    if (!done) return nullptr;
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_flush(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    if (is_open(profiler)) {
+        if (!guarded([&] { profiler->state->recorder->flush(); })) return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_set_overhead(PyObject* self, PyObject* value) {
+    const double ns = PyFloat_AsDouble(value);
+    if (PyErr_Occurred()) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    if (is_open(profiler)) profiler->state->recorder->spool().header().overhead_ns = ns;
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_now_ns(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    const TickSource& source = *profiler->source;
+    return PyLong_FromUnsignedLongLong(source.kind() == ClockKind::Manual ? source.now()
+                                                                          : monotonic_ns());
+}
+
+PyObject* profiler_where(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    return Py_BuildValue("{s:I,s:I,s:O}", "step", profiler->step, "phase", unsigned(profiler->phase),
+                         "full_disk",
+                         is_open(profiler) && profiler->state->recorder->is_full_disk() ? Py_True
+                                                                                        : Py_False);
+}
+
+#define FAST(function) \
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(function)), METH_FASTCALL | METH_KEYWORDS
+#define KEYWORDS(function) \
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(function)), METH_VARARGS | METH_KEYWORDS
+
+PyMethodDef profiler_methods[] = {
+    {"brick", FAST(profiler_brick),
+     "brick(id_or_name, layer=None, *, elements=1, bytes=0, flops=0)\n--\n\n"
+     "Return the cached handle of a brick, for `with` or as a decorator."},
+    {"start_brick", FAST(profiler_start),
+     "start_brick(id, layer=None)\n--\n\nStart timing a brick; hand the timer to stop_brick."},
+    {"stop_brick", FAST(profiler_stop),
+     "stop_brick(timer, elements=1)\n--\n\nStop a timer and record the sample."},
+    {"start", FAST(profiler_start), "start(name, layer=None)\n--\n\nStart timing a brick by name."},
+    {"stop", FAST(profiler_stop), "stop(timer, elements=1)\n--\n\nStop a timer and record the sample."},
+    {"mark", FAST(profiler_mark),
+     "mark(id_or_name=None, layer=None)\n--\n\n"
+     "End the marked brick, if any, and begin the next one at the same instant."},
+    {"_tile_start", FAST(tile_start), nullptr},
+    {"_tile_stop", FAST(tile_stop), nullptr},
+    {"_tile_record", profiler_record_tile, METH_VARARGS, nullptr},
+    {"_open", KEYWORDS(profiler_open), nullptr},
+    {"_close", profiler_close, METH_NOARGS, nullptr},
+    {"_abandon", profiler_abandon, METH_NOARGS, nullptr},
+    {"_set_enabled", profiler_set_enabled, METH_O, nullptr},
+    {"is_enabled", profiler_is_enabled, METH_NOARGS, "is_enabled()\n--\n\nWhether bricks are recorded."},
+    {"_configure", KEYWORDS(profiler_configure), nullptr},
+    {"_use_manual_clock", profiler_use_manual_clock, METH_NOARGS, nullptr},
+    {"_advance", profiler_advance, METH_O, nullptr},
+    {"_use_cuda", KEYWORDS(profiler_use_cuda), nullptr},
+    {"_drain", profiler_drain, METH_NOARGS, nullptr},
+    {"_pending_device_spans", profiler_pending, METH_NOARGS, nullptr},
+    {"_begin_capture", profiler_begin_capture, METH_NOARGS, nullptr},
+    {"_end_capture", profiler_end_capture, METH_NOARGS, nullptr},
+    {"_before_replay", profiler_before_replay, METH_O, nullptr},
+    {"_replayed", profiler_replayed, METH_O, nullptr},
+    {"_step_begin", profiler_step_begin, METH_O, nullptr},
+    {"_step_end", profiler_step_end, METH_VARARGS, nullptr},
+    {"_record", KEYWORDS(profiler_record), nullptr},
+    {"_fact", profiler_fact, METH_VARARGS, nullptr},
+    {"_intern", profiler_intern, METH_O, nullptr},
+    {"_append", profiler_append, METH_VARARGS, nullptr},
+    {"_flush", profiler_flush, METH_NOARGS, nullptr},
+    {"_set_overhead", profiler_set_overhead, METH_O, nullptr},
+    {"_now_ns", profiler_now_ns, METH_NOARGS, nullptr},
+    {"_where", profiler_where, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyObject* set_vocabulary(PyObject*, PyObject* list) {
+    if (!PyList_Check(list)) return raise_error("InternalError", "the vocabulary is a list");
+    Py_XSETREF(g_vocabulary, Py_NewRef(list));
+    Py_RETURN_NONE;
+}
+
+PyObject* after_fork_in_child(PyObject*, PyObject*) {
+    forget_lanes_after_fork();
+    Py_RETURN_NONE;
+}
+
+PyMethodDef module_functions[] = {
+    {"set_vocabulary", set_vocabulary, METH_O, "Hand the known bricks to the core, once."},
+    {"after_fork_in_child", after_fork_in_child, METH_NOARGS, "Forget the parent's lanes."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+uint32_t slot_for(ProfilerObject* profiler, const SlotDefinition& slot) {
+    State& state = *profiler->state;
+    const auto key = std::make_tuple(uint32_t(slot.kind), slot.name, slot.layer, slot.level, slot.owner);
+    const auto found = state.slot_ids.find(key);
+    if (found != state.slot_ids.end()) return found->second;
+    const uint32_t id = uint32_t(state.slots.size());
+    if (is_open(profiler) && !guarded([&] { state.recorder->add_slot(id, slot); })) return 0;
+    state.slots.push_back(slot);
+    state.slot_ids.emplace(key, id);
+    return id;
+}
+
+int64_t find_brick(ProfilerObject* profiler, PyObject* id_or_name) {
+    State& state = *profiler->state;
+    if (PyLong_Check(id_or_name)) [[likely]] {
+        const long id = PyLong_AsLong(id_or_name);
+        if (id >= 0 && g_vocabulary && id < PyList_GET_SIZE(g_vocabulary)) [[likely]] {
+            return id;
+        }
+        PyErr_Clear();
+        raise_error("UsageError", "there is no brick with id %R; ids go from 0 to %zd, and any other "
+                    "brick is named by a string", id_or_name,
+                    (g_vocabulary ? PyList_GET_SIZE(g_vocabulary) : 0) - 1);
+        return -1;
+    }
+    if (!PyUnicode_Check(id_or_name)) {
+        raise_error("UsageError", "a brick is a BrickId or a name: expected int or str, got %.200s",
+                    Py_TYPE(id_or_name)->tp_name);
+        return -1;
+    }
+    PyObject* known = PyDict_GetItemWithError(state.brick_of_name, id_or_name);
+    if (known) [[likely]] {
+        return PyLong_AsLong(known);
+    }
+    if (PyErr_Occurred()) return -1;
+    Py_ssize_t length = 0;
+    const char* name = PyUnicode_AsUTF8AndSize(id_or_name, &length);
+    if (!name) return -1;
+    if (length == 0 || length > 1024) {
+        raise_error("UsageError", "a brick's name has 1 to 1024 bytes, this one has %zd", length);
+        return -1;
+    }
+    PyObject* position = PyLong_FromSize_t(state.bricks.size());
+    if (!position || PyDict_SetItem(state.brick_of_name, id_or_name, position) < 0) return -1;
+    Py_DECREF(position);
+    Brick brick;
+    brick.name.assign(name, size_t(length));
+    state.bricks.push_back(brick);
+    return int64_t(state.bricks.size() - 1);
+}
+
+PyObject* raise_spool_error(const SpoolError& error) {
+    switch (error.fault()) {
+        case SpoolFault::NotASpool: return raise_error("NotARun", "%s", error.what());
+        case SpoolFault::Version: return raise_error("RunVersion", "%s", error.what());
+        case SpoolFault::Damaged: return raise_error("RunDamaged", "%s", error.what());
+        default: return raise_error("RunError", "%s", error.what());
+    }
+}
+
+int ready_profiler_type(PyObject* module) {
+    ProfilerType.tp_name = "brickline._core.ProfilerCore";
+    ProfilerType.tp_doc = "Native base of BrickProfiler.";
+    ProfilerType.tp_basicsize = sizeof(ProfilerObject);
+    ProfilerType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC;
+    ProfilerType.tp_new = profiler_new;
+    ProfilerType.tp_dealloc = profiler_dealloc;
+    ProfilerType.tp_traverse = profiler_traverse;
+    ProfilerType.tp_clear = profiler_clear;
+    ProfilerType.tp_methods = profiler_methods;
+    ProfilerType.tp_weaklistoffset = offsetof(ProfilerObject, weakrefs);
+    if (PyType_Ready(&ProfilerType)) return -1;
+    return PyModule_AddFunctions(module, module_functions) ||
+           PyModule_AddObjectRef(module, "ProfilerCore", reinterpret_cast<PyObject*>(&ProfilerType));
+}
+
+}  // namespace brickline::hot

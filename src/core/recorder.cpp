@@ -1,0 +1,207 @@
+#include "recorder.h"
+
+#include <cstring>
+#include <map>
+
+namespace brickline {
+
+// Turns one lane's records, which arrive children first, into brick nodes with their contents.
+class Recorder::Painter final : public FoldObserver {
+  public:
+    Painter(GraphStore& graph, const std::vector<SlotDefinition>& slots)
+        : m_graph(graph), m_slots(slots) {}
+
+    void on_brick(const BrickRecord& record, uint64_t start_ns, uint64_t duration_ns,
+                  uint64_t elements) override {
+        if (record.flags & (RECORD_TILE | RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE | RECORD_EXACT)) return;
+        const SlotDefinition& slot = m_slots[record.slot];
+        const bool is_step = slot.kind == SlotKind::Step;
+        std::vector<uint32_t> children;
+        for (uint32_t depth = record.depth + 1; depth <= m_deepest; ++depth) {
+            children.insert(children.end(), m_open[depth].begin(), m_open[depth].end());
+            m_open[depth].clear();
+        }
+        m_deepest = record.depth;
+        const uint32_t name = m_graph.intern(is_step ? step_name(slot.name) : slot.name);
+        const uint32_t node = m_graph.add_brick_with_children(
+            brick_row(name, int16_t(slot.brick), slot.layer, duration_ns, elements, start_ns), children);
+        if (record.depth > 0) {
+            m_open[record.depth].push_back(node);
+        } else if (m_last_root != NO_NODE) {
+            const uint32_t pair[2] = {m_last_root, node};
+            m_graph.add_sequence(pair);
+        }
+        if (record.depth == 0) m_last_root = node;
+    }
+
+  private:
+    static std::string step_name(const std::string& phase) {
+        return phase.empty() ? "Step" : "Step (" + phase + ")";
+    }
+
+    GraphStore& m_graph;
+    const std::vector<SlotDefinition>& m_slots;
+    std::vector<uint32_t> m_open[MAX_DEPTH];
+    uint32_t m_deepest = 0;
+    uint32_t m_last_root = NO_NODE;
+};
+
+// Writes the graph's rows to the spool as they are added.
+class Recorder::GraphTable final : public GraphSink {
+  public:
+    explicit GraphTable(Spool& spool) : m_spool(spool) {}
+
+    void on_string(uint32_t id, std::string_view text) noexcept override {
+        std::vector<char> row(sizeof(StringRow) + round_up(text.size(), 8));
+        const StringRow head{id, uint32_t(text.size())};
+        std::memcpy(row.data(), &head, sizeof head);
+        std::memcpy(row.data() + sizeof head, text.data(), text.size());
+        append(ExtentKind::GraphString, row.data(), row.size());
+    }
+    void on_node(const GraphNodeRow& row) noexcept override {
+        append(ExtentKind::GraphNode, &row, sizeof row);
+    }
+    void on_edge(const GraphEdgeRow& row) noexcept override {
+        append(ExtentKind::GraphEdge, &row, sizeof row);
+    }
+    void on_detail(const GraphDetailRow& row) noexcept override {
+        append(ExtentKind::GraphDetail, &row, sizeof row);
+    }
+    void on_clear() noexcept override {
+        // A row of ones in each table: what stands before it is gone.
+        mark<GraphNodeRow>(ExtentKind::GraphNode);
+        mark<GraphEdgeRow>(ExtentKind::GraphEdge);
+        mark<GraphDetailRow>(ExtentKind::GraphDetail);
+        mark<StringRow>(ExtentKind::GraphString);
+    }
+
+  private:
+    template <class Row>
+    void mark(ExtentKind table) noexcept {
+        unsigned char row[sizeof(Row)];
+        std::memset(row, 0xff, sizeof row);
+        append(table, row, sizeof row);
+    }
+    void append(ExtentKind table, const void* row, uint64_t bytes) noexcept {
+        if (m_failed) return;
+        try {
+            m_spool.append(table, row, bytes);
+        } catch (const SpoolError&) {
+            // A table with a hole would name wrong rows; the graph in memory stays whole.
+            m_failed = true;
+        }
+    }
+
+    Spool& m_spool;
+    bool m_failed = false;
+};
+
+Recorder::Recorder(const RecorderOptions& options, const TickSource& source,
+                   const std::vector<SlotDefinition>& slots)
+    : m_source(source), m_spool(options.path, options.rank, source), m_options(options) {
+    for (uint32_t id = 0; id < slots.size(); ++id) add_slot(id, slots[id]);
+}
+
+Recorder::~Recorder() {
+    close();
+}
+
+void Recorder::add_slot(uint32_t id, const SlotDefinition& slot) {
+    const SlotRow row{id, uint32_t(slot.kind), m_spool.intern(slot.name), slot.brick, slot.layer,
+                      slot.category, slot.level, slot.owner};
+    m_spool.append(ExtentKind::Slot, &row, sizeof row);
+    if (id >= m_slots.size()) m_slots.resize(id + 1);
+    m_slots[id] = slot;
+}
+
+Lane* Recorder::acquire_lane(const LaneIdentity& identity) {
+    std::lock_guard guard(m_mutex);
+    if (!m_idle.empty()) {
+        Lane* lane = m_idle.back();
+        m_idle.pop_back();
+        lane->adopt(identity);
+        return lane;
+    }
+    m_lanes.push_back(std::make_unique<Lane>(m_spool, m_source, uint32_t(m_lanes.size()), identity,
+                                             m_options.recent_records));
+    Lane* lane = m_lanes.back().get();
+    if (m_graph) {
+        m_painters.push_back(std::make_unique<Painter>(*m_graph, m_slots));
+        lane->set_observer(m_painters.back().get());
+    }
+    return lane;
+}
+
+void Recorder::release_lane(Lane* lane) {
+    std::lock_guard guard(m_mutex);
+    if (!m_open) return;
+    lane->fold();
+    lane->header().closed = 1;
+    m_idle.push_back(lane);
+}
+
+Lane* Recorder::device_lane(const LaneIdentity& identity) {
+    std::lock_guard guard(m_mutex);
+    m_lanes.push_back(std::make_unique<Lane>(m_spool, m_source, uint32_t(m_lanes.size()), identity,
+                                             m_options.recent_records));
+    return m_lanes.back().get();
+}
+
+void Recorder::flush() {
+    std::lock_guard guard(m_mutex);
+    if (!m_open) return;
+    for (auto& lane : m_lanes) {
+        if (lane->header().device < 0) lane->fold();
+    }
+}
+
+void Recorder::set_graph(GraphStore* graph) {
+    std::lock_guard guard(m_mutex);
+    m_graph = graph;
+    for (auto& lane : m_lanes) {
+        if (lane->header().device >= 0) continue;
+        lane->fold();  // what was recorded before belongs to the old setting
+        lane->set_observer(nullptr);
+        if (!graph) continue;
+        m_painters.push_back(std::make_unique<Painter>(*graph, m_slots));
+        lane->set_observer(m_painters.back().get());
+    }
+}
+
+void Recorder::connect_graph_table(GraphStore* graph) {
+    if (m_connected) m_connected->attach_sink(nullptr);
+    m_connected = graph;
+    if (!graph) return;
+    m_graph_table = std::make_unique<GraphTable>(m_spool);
+    graph->attach_sink(m_graph_table.get());
+}
+
+void Recorder::close() {
+    if (!m_open) return;
+    flush();
+    connect_graph_table(nullptr);
+    std::lock_guard guard(m_mutex);
+    m_open = false;
+    for (auto& lane : m_lanes) {
+        if (lane->header().device >= 0) lane->fold();
+        lane->header().closed = 1;
+    }
+    m_spool.close();
+}
+
+void Recorder::abandon() {
+    if (m_connected) m_connected->attach_sink(nullptr);
+    m_connected = nullptr;
+    m_open = false;
+    m_spool.abandon();
+}
+
+bool Recorder::is_full_disk() const {
+    std::lock_guard guard(m_mutex);
+    for (const auto& lane : m_lanes) {
+        if (lane->is_full_disk()) return true;
+    }
+    return false;
+}
+
+}  // namespace brickline

@@ -1,0 +1,85 @@
+// The recorder behind one profiler: its spool, the lanes of its threads and the graph that finished
+// bricks are drawn into. Knows no Python. A profiler that was never enabled has none.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "graph.h"
+#include "lane.h"
+#include "spool.h"
+
+namespace brickline {
+
+// What a slot id stands for; kept by the profiler, so that ids outlive one spool.
+struct SlotDefinition {
+    SlotKind kind = SlotKind::Brick;
+    std::string name;
+    int32_t brick = -1;
+    int32_t layer = -1;
+    uint32_t category = 3;
+    uint32_t level = 0;
+    uint32_t owner = 0xffffffffu;
+};
+
+struct RecorderOptions {
+    std::string path;
+    uint32_t rank = 0;
+    uint32_t recent_records = 0;
+};
+
+class Recorder {
+  public:
+    Recorder(const RecorderOptions& options, const TickSource& source,
+             const std::vector<SlotDefinition>& slots);
+    ~Recorder();
+
+    Spool& spool() { return m_spool; }
+    TickScale scale() {
+        const SpoolHeader& header = m_spool.header();
+        return {header.anchor_tick, header.anchor_ns, header.ns_per_tick};
+    }
+    void add_slot(uint32_t id, const SlotDefinition& slot);
+
+    // A lane for a thread that has none yet: new, or left behind by a thread that has ended.
+    Lane* acquire_lane(const LaneIdentity& identity);
+    void release_lane(Lane* lane);
+    // A lane of (thread, stream) for device spans; never reused.
+    Lane* device_lane(const LaneIdentity& identity);
+
+    // Folds every host lane. The caller keeps recording threads out.
+    void flush();
+
+    // Draw finished bricks into `graph`, which the caller keeps alive; nullptr stops.
+    void set_graph(GraphStore* graph);
+    void connect_graph_table(GraphStore* graph);
+
+    void close();
+    void abandon();  // in a forked child
+    bool is_open() const { return m_open; }
+    bool is_full_disk() const;
+    uint32_t lane_count() const { return uint32_t(m_lanes.size()); }
+
+  private:
+    class Painter;
+    class GraphTable;
+
+    const TickSource& m_source;
+    Spool m_spool;
+    RecorderOptions m_options;
+    mutable std::mutex m_mutex;
+    std::vector<std::unique_ptr<Lane>> m_lanes;
+    std::vector<Lane*> m_idle;
+    std::vector<std::unique_ptr<Painter>> m_painters;
+    std::unique_ptr<GraphTable> m_graph_table;
+    std::vector<SlotDefinition> m_slots;
+    GraphStore* m_graph = nullptr;
+    GraphStore* m_connected = nullptr;
+    bool m_open = true;
+};
+
+}  // namespace brickline
