@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline import _core, abi
-from brickline.errors import NotARun, ProcessError, RunDamaged, RunError
+from brickline.errors import ProcessError, RunDamaged, RunError, RunVersion
 from brickline.graph_rows import NO_STRING, GraphTables, detail_dtype, edge_dtype, node_dtype
 
 Rows: TypeAlias = NDArray[Any]
@@ -100,8 +100,13 @@ def read_part(spool: Path) -> Part:
         # Taken first: what is written meanwhile then counts as not read.
         stamp, final = stamp_of_spool(spool), not _is_written(spool)
         return _part_from_snapshot(spool, _core.read_spool(os.fspath(spool)), stamp, final)
-    except (NotARun, RunDamaged) as error:
-        raise RunDamaged(f"{error}; the run's other partitions are read without it") from None
+    except _core.SpoolError as error:
+        text, code = error.args
+        if code == "version":
+            raise RunVersion(text) from None
+        if code == "io":
+            raise RunError(text) from None
+        raise RunDamaged(f"{text}; the run's other partitions are read without it") from None
     except OSError as error:
         raise RunError(f"cannot read {spool}: {error.strerror}; check its permissions") from error
     except (ValueError, KeyError, IndexError) as error:

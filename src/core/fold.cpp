@@ -17,6 +17,8 @@ constexpr uint32_t SHARED_CELL = 0xffffffffu;
 constexpr uint8_t NOT_IN_COVERAGE =
     RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE | RECORD_TILE | RECORD_EXACT;
 
+constexpr uint8_t COUNTED_FLAGS = RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE | RECORD_HOST_BOUND;
+
 void init_node(Node& node, uint32_t slot, uint32_t phase) {
     node.slot = slot;
     node.phase = uint16_t(phase);
@@ -61,25 +63,7 @@ void add_cycles(Node& node, const WorkRecord& work) {
 
 }  // namespace
 
-void Journal::save(uint64_t offset, const void* old, uint64_t bytes) {
-    const uint64_t at = m_header.journal_bytes;
-    const JournalEntry entry{offset, bytes};
-    std::memcpy(m_area + at, &entry, sizeof entry);
-    std::memcpy(m_area + at + sizeof entry, old, bytes);
-    const uint64_t end = at + sizeof entry + (bytes + 7) / 8 * 8;
-    std::atomic_ref<uint64_t>(m_header.journal_bytes).store(end, std::memory_order_release);
-    // The store above must be issued before the change that it guards.
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-}
-
-void Journal::clear() {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    std::atomic_ref<uint64_t>(m_header.journal_bytes).store(0, std::memory_order_release);
-}
-
-LaneStore::Placed<Node>* LaneStore::node(uint32_t slot, uint32_t phase) {
-    const uint64_t key = uint64_t(slot) * MAX_PHASES + phase;
-    if (key < m_node_index.size() && m_node_index[key]) return &nodes[m_node_index[key] - 1];
+LaneStore::Placed<Node>* LaneStore::add_node(uint32_t slot, uint32_t phase) {
     Placed<Node> fresh = new_node();
     if (!fresh.at) return nullptr;
     init_node(*fresh.at, slot, phase);
@@ -95,17 +79,12 @@ void LaneStore::index_node(uint32_t position) {
     m_node_index[key] = position + 1;
 }
 
-uint64_t* LaneStore::bin(Placed<Node>& node, uint32_t bin, uint64_t* offset) {
-    uint32_t& chunk = node.at->chunk[bin / HIST_CHUNK_BINS];
-    if (chunk == NO_CHUNK) {
-        const Placed<uint64_t> fresh = new_chunk();
-        if (!fresh.at) return nullptr;
-        chunks.push_back(fresh);
-        chunk = uint32_t(chunks.size() - 1);
-    }
-    const Placed<uint64_t>& placed = chunks[chunk];
-    *offset = placed.offset + (bin % HIST_CHUNK_BINS) * 8;
-    return placed.at + bin % HIST_CHUNK_BINS;
+LaneStore::Placed<uint64_t> LaneStore::add_chunk(Node& node, uint32_t bin_number) {
+    const Placed<uint64_t> fresh = new_chunk();
+    if (!fresh.at) return {nullptr, 0};
+    chunks.push_back(fresh);
+    node.chunk[bin_number / HIST_CHUNK_BINS] = uint32_t(chunks.size() - 1);
+    return bin(node, bin_number);
 }
 
 namespace {
@@ -143,7 +122,8 @@ LaneStore::Placed<TileCell>* LaneStore::cell(uint32_t slot, uint32_t row, uint32
 
 namespace {
 
-// One fold of one lane.
+// One fold of one lane; JOURNALED for the mapped file, not for a private copy.
+template <bool JOURNALED>
 class Fold {
   public:
     Fold(LaneHeader& header, LaneStore& store, const TickScale& scale, Journal* journal,
@@ -152,57 +132,62 @@ class Fold {
           m_header_offset(header_offset), m_observer(observer) {}
 
     void begin() {
-        m_header.batch += 1;
-        if (!m_journal) return;
-        save_field(&m_header.tail, sizeof m_header.tail);
-        save_field(&m_header.recent_head, sizeof(uint64_t));
-        save_field(&m_header.deepest, sizeof m_header.deepest + sizeof m_header.child_ns);
+        m_batch = ++m_header.batch;
+        if constexpr (JOURNALED) {
+            save_field<sizeof m_header.tail>(&m_header.tail);
+            save_field<sizeof m_header.recent_head>(&m_header.recent_head);
+            save_field<sizeof m_header.deepest + sizeof m_header.child_ns>(&m_header.deepest);
+        }
     }
 
     void commit(uint64_t tail) {
         m_header.tail = tail;
-        if (m_journal) m_journal->clear();
+        if constexpr (JOURNALED) m_journal->clear();
     }
 
-    bool has_room() const { return !m_journal || m_journal->has_room(WORST_RECORD_BYTES); }
+    bool has_room() const {
+        if constexpr (JOURNALED) return m_journal->has_room(WORST_RECORD_BYTES);
+        return true;
+    }
 
     void add(const BrickRecord& record, const WorkRecord* work) {
         LaneStore::Placed<Node>* placed = m_store.node(record.slot, record.phase);
-        if (!placed) {
+        if (!placed) [[unlikely]] {
             m_header.lost += 1;
             return;
         }
         Node& node = *placed->at;
-        if (m_journal && node.batch != m_header.batch) {
-            m_journal->save(placed->offset, &node, sizeof node);
+        if (node.batch != m_batch) {
+            if constexpr (JOURNALED) m_journal->save<sizeof(Node)>(placed->offset, &node);
+            node.batch = m_batch;
         }
-        node.batch = m_header.batch;
         const uint64_t elements = record_elements(record);
         node.count += 1;
         node.elements += elements;
         if (record.flags & RECORD_UNTIMED) return;
         const uint64_t ns = m_scale.duration_ns(record);
+        const uint64_t start_ns = m_scale.time_ns(record.start);
         add_duration(node, ns);
         node.timed_elements += elements;
-        const uint64_t start_ns = m_scale.time_ns(record.start);
         node.first_ns = std::min(node.first_ns, start_ns);
         node.last_ns = std::max(node.last_ns, start_ns + ns);
-        count_flags(node, record.flags);
+        if (record.flags & COUNTED_FLAGS) count_flags(node, record.flags);
         if (!(record.flags & NOT_IN_COVERAGE)) {
             node.exclusive_ns += take_exclusive(m_header, record.depth, ns);
             node.exclusive_count += 1;
         }
-        count_bin(*placed, ns);
+        count_bin(node, ns);
         if (work) add_work(node, record, *work, ns);
-        m_store.remember(record);
+        if (m_store.keeps_records) m_store.remember(record);
         if (m_observer) m_observer->on_brick(record, start_ns, ns, elements);
     }
 
   private:
-    void save_field(const void* field, uint64_t bytes) {
+    template <uint64_t BYTES>
+    void save_field(const void* field) {
         const auto* base = reinterpret_cast<const uint8_t*>(&m_header);
-        m_journal->save(m_header_offset + uint64_t(static_cast<const uint8_t*>(field) - base), field,
-                        bytes);
+        m_journal->save<BYTES>(m_header_offset + uint64_t(static_cast<const uint8_t*>(field) - base),
+                               field);
     }
 
     static void count_flags(Node& node, uint8_t flags) {
@@ -211,16 +196,15 @@ class Fold {
         node.host_bound += (flags & RECORD_HOST_BOUND) != 0;
     }
 
-    void count_bin(LaneStore::Placed<Node>& placed, uint64_t ns) {
-        if (ns == 0) {
-            placed.at->zero_count += 1;
+    void count_bin(Node& node, uint64_t ns) {
+        if (ns == 0) [[unlikely]] {
+            node.zero_count += 1;
             return;
         }
-        uint64_t offset = 0;
-        uint64_t* bin = m_store.bin(placed, bin_of(ns), &offset);
-        if (!bin) return;
-        if (m_journal) m_journal->save(offset, bin, sizeof *bin);
-        *bin += 1;
+        const LaneStore::Placed<uint64_t> bin = m_store.bin(node, bin_of(ns));
+        if (!bin.at) [[unlikely]] return;
+        if constexpr (JOURNALED) m_journal->save<8>(bin.offset, bin.at);
+        *bin.at += 1;
     }
 
     void add_work(Node& node, const BrickRecord& record, const WorkRecord& work, uint64_t ns) {
@@ -240,10 +224,10 @@ class Fold {
         auto* placed = m_store.cell(slot, uint32_t(work.detail >> 32), uint32_t(work.detail));
         if (!placed) return;
         TileCell& cell = *placed->at;
-        if (m_journal && cell.batch != m_header.batch) {
-            m_journal->save(placed->offset, &cell, sizeof cell);
+        if (cell.batch != m_batch) {
+            if constexpr (JOURNALED) m_journal->save<sizeof(TileCell)>(placed->offset, &cell);
+            cell.batch = m_batch;
         }
-        cell.batch = m_header.batch;
         cell.count += 1;
         cell.total_ns += ns;
         cell.min_ns = std::min(cell.min_ns, ns);
@@ -253,24 +237,20 @@ class Fold {
 
     LaneHeader& m_header;
     LaneStore& m_store;
-    const TickScale& m_scale;
+    const TickScale m_scale;
     Journal* m_journal;
     uint64_t m_header_offset;
     FoldObserver* m_observer;
+    uint64_t m_batch = 0;
 };
 
-}  // namespace
-
-void fold_records(LaneHeader& header, const BrickRecord* ring, LaneStore& store, uint64_t upto,
-                  const TickScale& scale, Journal* journal, uint64_t header_offset,
-                  FoldObserver* observer) {
-    if (header.tail >= upto) return;
+template <bool JOURNALED>
+void fold_range(LaneHeader& header, const BrickRecord* ring, uint64_t upto, Fold<JOURNALED> fold) {
     const uint64_t mask = header.ring_records - 1;
-    Fold fold(header, store, scale, journal, header_offset, observer);
     fold.begin();
     uint64_t at = header.tail;
     while (at < upto) {
-        if (!fold.has_room()) {
+        if (!fold.has_room()) [[unlikely]] {
             fold.commit(at);
             fold.begin();
         }
@@ -284,6 +264,21 @@ void fold_records(LaneHeader& header, const BrickRecord* ring, LaneStore& store,
     }
     header.folded += upto - header.tail;
     fold.commit(upto);
+}
+
+}  // namespace
+
+void fold_records(LaneHeader& header, const BrickRecord* ring, LaneStore& store, uint64_t upto,
+                  const TickScale& scale, Journal* journal, uint64_t header_offset,
+                  FoldObserver* observer) {
+    if (header.tail >= upto) return;
+    if (journal) {
+        fold_range(header, ring, upto,
+                   Fold<true>(header, store, scale, journal, header_offset, observer));
+    } else {
+        fold_range(header, ring, upto,
+                   Fold<false>(header, store, scale, nullptr, header_offset, observer));
+    }
 }
 
 }  // namespace brickline

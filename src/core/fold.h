@@ -3,7 +3,9 @@
 // reader on its heap, and both run this one code.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <unordered_map>
 #include <vector>
 
@@ -15,13 +17,29 @@ namespace brickline {
 class Journal {
   public:
     Journal(LaneHeader& header, uint8_t* area) : m_header(header), m_area(area) {}
-    void save(uint64_t offset, const void* old, uint64_t bytes);
-    bool has_room(uint64_t bytes) const { return m_header.journal_bytes + bytes <= m_header.journal_capacity; }
-    void clear();
+
+    template <uint64_t BYTES>
+    void save(uint64_t offset, const void* old) {
+        static_assert(BYTES % 8 == 0);
+        const JournalEntry entry{offset, BYTES};
+        std::memcpy(m_area + m_bytes, &entry, sizeof entry);
+        std::memcpy(m_area + m_bytes + sizeof entry, old, BYTES);
+        m_bytes += sizeof entry + BYTES;
+        // The entry counts before the change that it guards: this order is what a kill leaves behind.
+        std::atomic_ref<uint64_t>(m_header.journal_bytes).store(m_bytes, std::memory_order_release);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+    bool has_room(uint64_t bytes) const { return m_bytes + bytes <= m_header.journal_capacity; }
+    void clear() {
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        m_bytes = 0;
+        std::atomic_ref<uint64_t>(m_header.journal_bytes).store(0, std::memory_order_release);
+    }
 
   private:
     LaneHeader& m_header;
     uint8_t* m_area;
+    uint64_t m_bytes = 0;
 };
 
 // Told of every timed record as it is folded, in the order of completion.
@@ -44,10 +62,26 @@ class LaneStore {
     virtual ~LaneStore() = default;
 
     // Null when no space is left; the record is then counted as lost.
-    Placed<Node>* node(uint32_t slot, uint32_t phase);
-    uint64_t* bin(Placed<Node>& node, uint32_t bin, uint64_t* offset);
+    Placed<Node>* node(uint32_t slot, uint32_t phase) {
+        const uint64_t key = uint64_t(slot) * MAX_PHASES + phase;
+        if (key < m_node_index.size() && m_node_index[key]) [[likely]] {
+            return &nodes[m_node_index[key] - 1];
+        }
+        return add_node(slot, phase);
+    }
+    // The counter of a bin and its file offset; null when no space is left.
+    Placed<uint64_t> bin(Node& node, uint32_t bin) {
+        const uint32_t chunk = node.chunk[bin / HIST_CHUNK_BINS];
+        if (chunk == NO_CHUNK) [[unlikely]] {
+            return add_chunk(node, bin);
+        }
+        const Placed<uint64_t>& placed = chunks[chunk];
+        return {placed.at + bin % HIST_CHUNK_BINS, placed.offset + bin % HIST_CHUNK_BINS * 8};
+    }
     Placed<TileCell>* cell(uint32_t slot, uint32_t row, uint32_t column);
+    // Keeps a record for the timeline; called only where `keeps_records`.
     virtual void remember(const BrickRecord&) {}
+    bool keeps_records = false;
 
     std::vector<Placed<Node>> nodes;
     std::vector<Placed<uint64_t>> chunks;
@@ -61,6 +95,9 @@ class LaneStore {
     void index_cell(uint32_t position);
 
   private:
+    Placed<Node>* add_node(uint32_t slot, uint32_t phase);
+    Placed<uint64_t> add_chunk(Node& node, uint32_t bin);
+
     std::vector<uint32_t> m_node_index;  // slot * MAX_PHASES + phase -> position + 1
     std::unordered_map<uint64_t, uint32_t> m_cell_index;
 };
@@ -73,11 +110,11 @@ struct TickScale {
     uint64_t anchor_ns = 0;
     double ns_per_tick = 1.0;
 
+    // Signed conversions: one instruction each, and no time here reaches 2^63.
     uint64_t duration_ns(const BrickRecord& record) const {
         if (record.flags & RECORD_EXACT) return record.end;
-        return record.end <= record.start
-                   ? 0
-                   : uint64_t(double(record.end - record.start) * ns_per_tick + 0.5);
+        const int64_t ticks = int64_t(record.end - record.start);
+        return ticks <= 0 ? 0 : uint64_t(int64_t(double(ticks) * ns_per_tick + 0.5));
     }
     uint64_t time_ns(uint64_t tick) const {
         return anchor_ns + uint64_t(int64_t(double(int64_t(tick - anchor_tick)) * ns_per_tick));

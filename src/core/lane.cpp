@@ -22,6 +22,7 @@ Lane::Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdenti
         const Extent recent = spool.add_extent(ExtentKind::Recent, id, 0,
                                                uint64_t(recent_records) * sizeof(BrickRecord));
         m_recent = reinterpret_cast<BrickRecord*>(recent.payload());
+        keeps_records = true;
     }
     // The header takes what the extent's own header leaves of its page, so the ring is aligned.
     const uint64_t head_bytes = PAGE_BYTES - sizeof(ExtentHeader);
@@ -79,7 +80,6 @@ void Lane::fold() {
 }
 
 void Lane::remember(const BrickRecord& record) {
-    if (!m_recent) return;
     m_recent[m_header->recent_head % m_header->recent_records] = record;
     m_header->recent_head += 1;
 }

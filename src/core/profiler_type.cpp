@@ -146,9 +146,7 @@ void profiler_dealloc(PyObject* self) {
         Py_CLEAR(profiler->state->stream_argument);
         delete profiler->state;
     }
-    PyTypeObject* type = Py_TYPE(self);
-    type->tp_free(self);
-    if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) Py_DECREF(type);
+    Py_TYPE(self)->tp_free(self);  // a subclass's own dealloc drops the type
 }
 
 // ------------------------------------------------------------------------------ opening and closing

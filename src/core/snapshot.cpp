@@ -124,6 +124,7 @@ struct RawLane {
 class LaneCopy final : public LaneStore {
   public:
     explicit LaneCopy(RawLane& raw, uint32_t slots) : m_raw(raw) {
+        keeps_records = raw.header.recent_records != 0;
         for (Piece& piece : raw.nodes) add_nodes(piece, slots);
         for (Piece& piece : raw.bins) {
             for (uint64_t i = 0; i + HIST_CHUNK_BINS * 8 <= piece.bytes.size(); i += HIST_CHUNK_BINS * 8) {

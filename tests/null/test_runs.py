@@ -571,6 +571,19 @@ def test_tables_resolve_names(tmp_path: Path) -> None:
         assert counted + brick["zero_count"] == brick["timed"]
 
 
+def test_traces_are_published(tmp_path: Path) -> None:
+    profiler = bl.BrickProfiler("t", enabled=True, path=tmp_path / "a.brick")
+    profiler.traces.add(bl.KernelTrace("rope", 3, 7, "CUDA", time_us=2.0, output_checksum=99))
+    profiler.close()
+    (trace,) = table_from_run(Run.open(tmp_path / "a.brick"), "traces").to_pylist()
+    assert (trace["name"], trace["layer"], trace["position"]) == ("rope", 3, 7)
+    assert (trace["backend"], trace["direction"], trace["parent"]) == ("CUDA", "forward", None)
+    assert (trace["input_checksum"], trace["output_checksum"]) == (None, 99)
+    assert (trace["worker"], trace["item"], trace["region"], trace["slot"]) == (None,) * 4
+    assert trace["end_ns"] - trace["start_ns"] == 2000
+    assert (trace["process"], trace["clock_domain"]) == (os.getpid(), "host")
+
+
 def test_an_unknown_table_is_refused(tmp_path: Path) -> None:
     run = Run.open(record(tmp_path / "a.brick"))
     with pytest.raises(UsageError, match="bricks"):
