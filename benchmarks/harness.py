@@ -198,7 +198,8 @@ BRICKS: tuple[tuple[str, str, str], ...] = (
 BRICKS_PER_STEP = LAYERS * len(BRICKS)
 WIDTH = 32
 """The weights of a step are 192 matrices of 4 KiB: no brick finds its own in the L1 cache."""
-WARM_UP_ROUNDS = 5
+WARM_UP_ROUNDS = 3
+STEPS_PER_TURN = 3
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ class InSitu:
     """Time of a brick without instrumentation."""
     added_ns: dict[str, list[float]] = field(default_factory=dict)
     """What each variant adds to a brick, deferred work included."""
-    deferred_ns: dict[str, list[float]] = field(default_factory=dict)
-    """The part of `added_ns` that falls due later than the brick."""
+    parts_ns: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """What `added_ns` is the sum of: the brick itself, its share of the step, later folding."""
 
 
 Layer = Callable[[Any, Any, int], None]
@@ -269,10 +270,12 @@ def in_situ(
     """What each variant adds to a brick of a decode step.
 
     A batch compiles everything anew, since the placement of code alone moves a figure by some ns.
-    It runs rounds; a round runs one step per variant, in random order. A step runs every layer
-    twice, instrumented and as control, in random order and with different weights, and takes the
-    difference: on a shared machine the noise lasts longer than the 0.2 ms of such a pair and
-    cancels, where it does not between whole steps. The figure of a batch is the median over pairs.
+    It runs rounds; a round gives every variant its turn, in random order. A turn is a few steps, of
+    which the first is not kept: in a model, too, the step before used the same profiler. A step
+    runs every layer twice, instrumented and as control, in random order and with different weights,
+    and takes the difference: on a shared machine the noise lasts longer than the 0.2 ms of such a
+    pair and cancels, where it does not between whole steps. The figure of a batch is the median
+    over pairs, plus the share of entering and leaving a step.
     """
     rng = random.Random(seed)
     everything = [SAME, *variants]
@@ -280,88 +283,108 @@ def in_situ(
     for _ in range(batches):
         model = WORKLOADS[work]()
         pairs = [_compile_pair(item, model) for item in everything]
-        control_ns, added = _run_batch(pairs, model, rounds, rng)
-        result.brick_ns.append(control_ns)
+        batch = _run_batch(pairs, model, rounds, rng)
+        result.brick_ns.append(batch.brick_ns)
         for pair in pairs:
-            variant = pair.variant
-            if variant.settle:
-                later = _deferred_ns(pair, model, max(200, rounds * 4))
-                result.deferred_ns.setdefault(variant.name, []).append(later)
-                added[variant.name] += later
-            result.added_ns[variant.name].append(added[variant.name])
+            name = pair.variant.name
+            parts = {"brick": batch.bricks_ns[name]}
+            if pair.step:
+                parts["step"] = batch.steps_ns[name]
+            if pair.variant.settle:
+                parts["folding"] = _deferred_ns(pair, model, max(200, rounds * 4))
+            result.added_ns[name].append(sum(parts.values()))
+            for part, value in parts.items():
+                result.parts_ns.setdefault(name, {}).setdefault(part, []).append(value)
     return result
 
 
-def _run_batch(
-    pairs: Sequence[_Pair], model: Model, rounds: int, rng: random.Random
-) -> tuple[float, dict[str, float]]:
+@dataclass(frozen=True)
+class _Batch:
+    brick_ns: float
+    bricks_ns: dict[str, float] = field(default_factory=dict)
+    """What each variant adds to a brick."""
+    steps_ns: dict[str, float] = field(default_factory=dict)
+    """A brick's share of entering and leaving the step."""
+
+
+def _run_batch(pairs: Sequence[_Pair], model: Model, rounds: int, rng: random.Random) -> _Batch:
     controls: list[int] = []
-    differences: dict[str, list[int]] = {pair.variant.name: [] for pair in pairs}
-    around: dict[str, list[int]] = {pair.variant.name: [] for pair in pairs}
+    differences: dict[str, list[list[int]]] = {pair.variant.name: [] for pair in pairs}
     order = list(pairs)
     for number in range(-WARM_UP_ROUNDS, rounds):
         rng.shuffle(order)
         for pair in order:
-            step_controls, step_differences, around_ns = _run_step(pair, model, rng)
-            if number >= 0:
-                controls += step_controls
-                differences[pair.variant.name] += step_differences
-                around[pair.variant.name].append(around_ns)
+            for turn in range(STEPS_PER_TURN):
+                step_controls, step_differences = _run_step(pair, model, rng)
+                if number >= 0 and turn > 0:
+                    controls += step_controls
+                    differences[pair.variant.name].append(step_differences)
         if number % 50 == 0:
             gc.collect()
-    added = {
-        name: statistics.median(values) / len(BRICKS)
-        + statistics.median(around[name]) / BRICKS_PER_STEP
-        for name, values in differences.items()
-    }
-    return statistics.median(controls) / len(BRICKS), added
+    batch = _Batch(statistics.median(controls) / len(BRICKS))
+    for name, steps in differences.items():
+        inner = statistics.median([value for step in steps for value in step[1:-1]])
+        enter = statistics.median([step[0] for step in steps]) - inner
+        leave = statistics.median([step[-1] for step in steps]) - inner
+        batch.bricks_ns[name] = inner / len(BRICKS)
+        batch.steps_ns[name] = (enter + leave) / BRICKS_PER_STEP
+    return batch
 
 
-def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int], list[int], int]:
-    """Control times and differences of each layer, and the time of entering and leaving a step."""
+def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int], list[int]]:
+    """Control times of the layers, and what the variant added to each.
+
+    Entering the step falls into the first layer's time and leaving it into the last one's.
+    """
     clock = time.process_time_ns
-    variant, layer, control = pair.variant, pair.layer, pair.control
-    weights = model.weights
+    variant, control = pair.variant, pair.control
     handles = variant.handles or NO_HANDLES
     controls: list[int] = []
     differences: list[int] = []
     if variant.arm:
         variant.arm()
-    around_ns, leave = _enter(pair.step) if pair.step else (0, None)
-    for number in range(LAYERS):
-        other = (number + LAYERS // 2) % LAYERS
+    for number, run in enumerate(_layers_of_step(pair)):
         h = handles[number]
+        weights = model.weights[number]
+        other_weights = model.weights[(number + LAYERS // 2) % LAYERS]
         if rng.random() < 0.5:
             begin = clock()
-            layer(weights[number], h, number)
+            run(weights, h, number)
             middle = clock()
-            control(weights[other], h, number)
+            control(other_weights, h, number)
             end = clock()
             controls.append(end - middle)
             differences.append((middle - begin) - (end - middle))
         else:
             begin = clock()
-            control(weights[other], h, number)
+            control(other_weights, h, number)
             middle = clock()
-            layer(weights[number], h, number)
+            run(weights, h, number)
             end = clock()
             controls.append(middle - begin)
             differences.append((end - middle) - (middle - begin))
-    if leave:
-        begin = clock()
-        leave(None, None, None)
-        around_ns += clock() - begin
     if variant.disarm:
         variant.disarm()
-    return controls, differences, around_ns
+    return controls, differences
 
 
-def _enter(step: Callable[[], Any]) -> tuple[int, Callable[..., object]]:
-    begin = time.process_time_ns()
-    context = step()
-    leave: Callable[..., object] = context.__exit__
-    context.__enter__()
-    return time.process_time_ns() - begin, leave
+def _layers_of_step(pair: _Pair) -> list[Layer]:
+    make_step, layer = pair.step, pair.layer
+    if make_step is None:
+        return [layer] * LAYERS
+    leave: list[Callable[..., object]] = []
+
+    def first(w: Any, h: Any, number: int) -> None:
+        step = make_step()
+        leave.append(step.__exit__)
+        step.__enter__()
+        layer(w, h, number)
+
+    def last(w: Any, h: Any, number: int) -> None:
+        layer(w, h, number)
+        leave[0](None, None, None)
+
+    return [first, *[layer] * (LAYERS - 2), last]
 
 
 def _deferred_ns(pair: _Pair, model: Model, steps: int) -> float:

@@ -254,7 +254,7 @@ def worker(number: int, quick: bool) -> dict[str, Any]:
         measured = harness.in_situ(
             variants,
             batches=2 if quick else 4,
-            rounds=20 if quick else 60,
+            rounds=10 if quick else 30,
             seed=SEED + number,
             work=work,
         )
@@ -271,7 +271,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 def claims_from_answers(answers: list[dict[str, Any]]) -> list[Claim]:
     added = _joined(answers, "added_ns")
-    deferred = _joined(answers, "deferred_ns")
+    parts: dict[str, dict[str, list[float]]] = answers[0]["parts_ns"]
     absent: dict[str, str] = {
         key: why for answer in answers for key, why in answer["absent"].items()
     }
@@ -282,13 +282,13 @@ def claims_from_answers(answers: list[dict[str, Any]]) -> list[Claim]:
     )
     context += "".join(f"; absent: {title} ({why})" for title, why in absent.items())
     enabled = [
-        _claim(form, True, added, deferred, absent, added.get(FAST), 0.25, FAST, context)
+        _claim(form, True, added, parts, absent, added.get(FAST), 0.25, FAST, context)
         for form in FORMS
     ]
     bound = [calls + clock / 4 for calls, clock in zip(added[NO_OP], added[CLOCK], strict=True)]
     unit = "two no-op C calls + 1/4 clock call"
     disabled = [
-        _claim(form, False, added, deferred, absent, bound, 1.0, unit, context) for form in FORMS
+        _claim(form, False, added, parts, absent, bound, 1.0, unit, context) for form in FORMS
     ]
     return enabled + disabled
 
@@ -304,7 +304,7 @@ def _claim(
     form: str,
     enabled: bool,
     added: dict[str, list[float]],
-    deferred: dict[str, list[float]],
+    parts: dict[str, dict[str, list[float]]],
     absent: dict[str, str],
     bases: list[float] | None,
     target: float,
@@ -328,8 +328,8 @@ def _claim(
     cheaper = [peer for peer, value in peers.items() if value is not None and value < figure]
     peers |= dict.fromkeys(title for title in absent if not title.startswith("brickline"))
     note = f"{statistics.median(added[name]):.0f} ns of {base:.0f} ns"
-    if name in deferred:
-        note += f", {statistics.median(deferred[name]):.0f} ns of it folding"
+    medians = {part: statistics.median(values) for part, values in parts[name].items()}
+    note += f" ({' + '.join(f'{value:.0f} {part}' for part, value in medians.items())})"
     note += f"; ratio {harness.spread(ratios, 2)} over batches; {context}"
     note += f"; cheaper here: {', '.join(cheaper)}" if cheaper else ""
     return Claim(title, figure, unit, target, peers, note)

@@ -70,7 +70,7 @@ def gather_circumstances(*, weights_hash: str | None = None) -> dict[str, Any]:
         "cuda": _attempt(lambda: torch.version.cuda) if torch else None,
         "platform": f"{system.sysname}-{system.release}-{system.machine}",
         "libc": _attempt(lambda: os.confstr("CS_GNU_LIBC_VERSION")),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "devices": _device_names(torch),
         "driver": _driver_version(),
@@ -248,7 +248,7 @@ def _driver_version() -> str | None:
     return found.group() if found else None
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
     # The file grows with the number of cores; the first of them tells.
     try:
         with open("/proc/cpuinfo", "rb", buffering=0) as file:

@@ -23,6 +23,7 @@ from brickline.bricks import BrickCategory, BrickId
 from brickline.device.base import Sampling, SyncMode, open_clock
 from brickline.errors import CountError, RunError, UsageError
 from brickline.graph import ExecutionGraph
+from brickline.peaks import load_peaks
 from brickline.runs import RunWriter
 from brickline.spools import Part, read_part
 from brickline.tiles import Tiles
@@ -181,7 +182,10 @@ class BrickProfiler(_core.ProfilerCore):
                 self._writer = RunWriter.join(joined)
             else:
                 self._writer = RunWriter.create(
-                    self._path, name=self.name, overwrite=self._overwrite
+                    self._path,
+                    name=self.name,
+                    overwrite=self._overwrite,
+                    peaks=load_peaks(self._clock.name),
                 )
         self._final = None
         self._open_spool(self._writer)
@@ -379,7 +383,7 @@ class BrickProfiler(_core.ProfilerCore):
 
     def profile(self) -> Profile:
         """Return everything recorded up to now as a `Profile`."""
-        from brickline.profile import Profile, profile_from_part
+        from brickline.profile import Profile, peaks_from_document, profile_from_parts
 
         if self._spool is not None:
             self._flush()
@@ -389,7 +393,8 @@ class BrickProfiler(_core.ProfilerCore):
             part = self._final
         else:
             return Profile(self.name, enabled=False)
-        return profile_from_part(part, self.name)
+        peaks = peaks_from_document(load_peaks(self._clock.name))
+        return profile_from_parts([part], name=self.name, peaks=peaks)
 
     def brick_stats(self, brick: BrickId | str) -> BrickStats:
         """Return the statistics of a brick; count 0 where it never ran."""
@@ -556,7 +561,7 @@ def _is_shared(writer: RunWriter) -> bool:
     return any(other._writer is writer and other._spool is not None for other in list(_live))
 
 
-def _close_all() -> None:
+def close_all() -> None:
     for profiler in list(_live):
         with suppress(Exception):
             profiler.close()
@@ -581,5 +586,5 @@ def _after_fork_in_child() -> None:
             profiler._set_enabled(True)
 
 
-atexit.register(_close_all)
+atexit.register(close_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)

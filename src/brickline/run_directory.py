@@ -119,14 +119,22 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def _runs_directory() -> Path:
+def state_directory() -> Path | None:
+    """Return the user's state directory for brickline, or None where it cannot be written to."""
     state = os.environ.get("XDG_STATE_HOME", "")
     with suppress(OSError, RuntimeError):
         base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-        runs = base / "brickline" / "runs"
-        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(runs, os.W_OK | os.X_OK):
-            return runs.resolve()
+        directory = base / "brickline"
+        (directory / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK | os.X_OK):
+            return directory.resolve()
+    return None
+
+
+def _runs_directory() -> Path:
+    directory = state_directory()
+    if directory is not None:
+        return directory / "runs"
     from tempfile import gettempdir
 
     return Path(gettempdir()).resolve()

@@ -174,5 +174,3 @@ class Timers:
 
     def __repr__(self) -> str:
         return f"<timers of {self._core!r}>"
-
-

@@ -16,7 +16,7 @@ class Recorder::Painter final : public FoldObserver {
         if (record.flags & (RECORD_TILE | RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE | RECORD_EXACT)) return;
         const SlotDefinition& slot = m_slots[record.slot];
         const bool is_step = slot.kind == SlotKind::Step;
-        std::vector<uint32_t> children;
+        std::vector<Child> children;
         for (uint32_t depth = record.depth + 1; depth <= m_deepest; ++depth) {
             children.insert(children.end(), m_open[depth].begin(), m_open[depth].end());
             m_open[depth].clear();
@@ -24,24 +24,61 @@ class Recorder::Painter final : public FoldObserver {
         m_deepest = record.depth;
         const uint32_t name = m_graph.intern(is_step ? step_name(slot.name) : slot.name);
         const uint32_t node = m_graph.add_brick_with_children(
-            brick_row(name, int16_t(slot.brick), slot.layer, duration_ns, elements, start_ns), children);
+            brick_row(name, int16_t(slot.brick), slot.layer, duration_ns, elements, start_ns),
+            is_step ? by_layer(children) : plain(children));
         if (record.depth > 0) {
-            m_open[record.depth].push_back(node);
-        } else if (m_last_root != NO_NODE) {
+            m_open[record.depth].push_back({node, slot.layer});
+            return;
+        }
+        if (m_last_root != NO_NODE) {
             const uint32_t pair[2] = {m_last_root, node};
             m_graph.add_sequence(pair);
         }
-        if (record.depth == 0) m_last_root = node;
+        m_last_root = node;
     }
 
   private:
+    struct Child {
+        uint32_t node;
+        int32_t layer;
+    };
+
+    static std::vector<uint32_t> plain(const std::vector<Child>& children) {
+        std::vector<uint32_t> nodes;
+        for (const Child& child : children) nodes.push_back(child.node);
+        return nodes;
+    }
+
+    // What a step holds: neighbours of the same layer stand together in a layer's node.
+    std::vector<uint32_t> by_layer(const std::vector<Child>& children) {
+        std::vector<uint32_t> nodes;
+        for (size_t first = 0; first < children.size();) {
+            const int32_t layer = children[first].layer;
+            size_t end = first + 1;
+            while (end < children.size() && children[end].layer == layer) ++end;
+            if (layer < 0) {
+                for (size_t at = first; at < end; ++at) nodes.push_back(children[at].node);
+            } else {
+                nodes.push_back(m_graph.add_layer(layer, std::nullopt));
+                std::vector<uint32_t> inner;
+                for (size_t at = first; at < end; ++at) {
+                    m_graph.add_edge(nodes.back(), children[at].node, EdgeKind::Contains);
+                    inner.push_back(children[at].node);
+                }
+                m_graph.add_sequence(inner);
+            }
+            first = end;
+        }
+        return nodes;
+    }
+
     static std::string step_name(const std::string& phase) {
         return phase.empty() ? "Step" : "Step (" + phase + ")";
     }
 
     GraphStore& m_graph;
     const std::vector<SlotDefinition>& m_slots;
-    std::vector<uint32_t> m_open[MAX_DEPTH];
+    std::vector<Child> m_open[MAX_DEPTH];
     uint32_t m_deepest = 0;
     uint32_t m_last_root = NO_NODE;
 };

@@ -1,0 +1,184 @@
+"""Claim: timing a brick on a GPU costs a quarter of a torch event pair, and agrees with it.
+
+Measured on the GPU at hand: host time of a brick's start and stop in Deferred mode beside a
+`torch.cuda.Event` pair; stream times beside torch's events for kernels over 20 µs; and the slowdown
+of a launch-bound decode step at the default sampling. Skipped, with the reason, where torch sees no
+CUDA device.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from harness import Claim
+
+import brickline as bl
+
+LAYERS, BRICKS = 24, 8
+
+
+def _claim(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return Claim(*args, **kwargs).as_dict()
+
+
+def host_cost(torch: Any, repeats: int) -> dict[str, Any]:
+    """Host nanoseconds of an empty brick and of an event pair, interleaved."""
+    profiler = bl.BrickProfiler("bench", enabled=True, device="CUDA:0", sampling=bl.Sampling())
+    brick = profiler.brick(bl.BrickId.RMS_NORM, layer=0)
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(200)
+    ]
+    ours, fresh, reused = [], [], []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        before = time.perf_counter_ns()
+        for _ in range(200):
+            with brick:
+                pass
+        ours.append((time.perf_counter_ns() - before) / 200)
+        torch.cuda.synchronize()
+        before = time.perf_counter_ns()
+        for _ in range(200):
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            start.record()
+            end.record()
+        fresh.append((time.perf_counter_ns() - before) / 200)
+        torch.cuda.synchronize()
+        before = time.perf_counter_ns()
+        for start, end in events:
+            start.record()
+            end.record()
+        reused.append((time.perf_counter_ns() - before) / 200)
+        profiler.synchronize()
+    profiler.close()
+    figure = statistics.median(ours)
+    peers = {
+        "torch.cuda.Event pair, new": statistics.median(fresh),
+        "torch.cuda.Event pair, reused": statistics.median(reused),
+    }
+    ratio = figure / peers["torch.cuda.Event pair, new"]
+    return _claim(
+        name="cuda: start and stop of a brick, of a torch.cuda.Event pair",
+        figure=ratio,
+        unit="ratio",
+        peers={"brickline ns": figure, **{f"{key} ns": value for key, value in peers.items()}},
+        target=0.25,
+    )
+
+
+def agreement(torch: Any, repeats: int) -> list[dict[str, Any]]:
+    """Stream time beside torch's events around the same kernel."""
+    claims = []
+    for size, label in ((1024, "about 50 us"), (4096, "about 3 ms")):
+        a = torch.randn(size, size, device="cuda")
+        b = torch.empty_like(a)
+        for _ in range(10):
+            torch.mm(a, a, out=b)
+        profiler = bl.BrickProfiler("bench", enabled=True, device="CUDA:0", sampling=bl.Sampling())
+        brick = profiler.brick("matmul")
+        theirs = []
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Alternating, behind a sleep on the device, so that each pair encloses the kernel alone.
+        for _ in range(repeats):
+            torch.cuda._sleep(400_000)
+            with brick:
+                torch.mm(a, a, out=b)
+            begin.record()
+            torch.mm(a, a, out=b)
+            end.record()
+            torch.cuda.synchronize()
+            theirs.append(begin.elapsed_time(end) * 1e3)
+        ours_us = profiler.brick_stats("matmul").avg_us
+        profiler.close()
+        torch_us = statistics.mean(theirs)
+        difference = abs(ours_us / torch_us - 1)
+        claims.append(
+            _claim(
+                name=f"cuda: stream time against torch events, kernel of {label}",
+                figure=difference,
+                unit="relative",
+                peers={"brickline us": ours_us, "torch events us": torch_us},
+                target=0.02,
+            )
+        )
+    return claims
+
+
+def decode_slowdown(torch: Any, repeats: int) -> dict[str, Any]:
+    """Wall time of a launch-bound step with and without a profiler, interleaved."""
+    x = torch.randn(1, 64, device="cuda")
+    w = torch.randn(64, 64, device="cuda")
+    profiler = bl.BrickProfiler("bench", enabled=True, device="CUDA:0")
+    handles = [
+        [profiler.brick(f"brick{number}", layer=layer) for number in range(BRICKS)]
+        for layer in range(LAYERS)
+    ]
+
+    def plain() -> None:
+        y = x
+        for _ in range(LAYERS):
+            for _ in range(BRICKS):
+                y = torch.mm(y, w)
+
+    def profiled() -> None:
+        y = x
+        with profiler.step(tokens=1, phase="decode"):
+            for layer in handles:
+                for handle in layer:
+                    with handle:
+                        y = torch.mm(y, w)
+
+    def timed(step: Any) -> float:
+        torch.cuda.synchronize()
+        before = time.perf_counter_ns()
+        for _ in range(64):  # one sampling period, so each block holds one timed step
+            step()
+        torch.cuda.synchronize()
+        return (time.perf_counter_ns() - before) / 64
+
+    for step in (plain, profiled):
+        timed(step)
+    without, with_ = [], []
+    for _ in range(repeats):
+        without.append(timed(plain))
+        with_.append(timed(profiled))
+    profiler.close()
+    # The median of neighbours' ratios: the machine's slow drift is in both sides of each.
+    ratio = statistics.median(b / a for a, b in zip(without, with_, strict=True)) - 1
+    return _claim(
+        name="cuda: slowdown of a launch-bound decode step at the default sampling",
+        figure=ratio,
+        unit="relative",
+        peers={
+            "plain us a step": statistics.median(without) / 1e3,
+            "profiled us a step": statistics.median(with_) / 1e3,
+        },
+        target=0.01,
+    )
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Measure every claim of this file."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    scale = 1 if quick else 4
+    return [
+        host_cost(torch, 50 * scale),
+        *agreement(torch, 100 * scale),
+        decode_slowdown(torch, 15 * scale),
+    ]
+
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(run(), indent=1))

@@ -1,0 +1,83 @@
+"""The command line: one file per verb. It sees everything, and nothing sees it.
+
+Every error is caught once, here: a `BricklineError` is printed without a traceback, and every
+exception ends with status 2. Status 1 is for results: an exceeded budget, a missed target.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from brickline.commands.bench import bench
+from brickline.commands.demo import demo
+from brickline.commands.doctor import doctor
+from brickline.commands.report import report
+from brickline.commands.run import run
+from brickline.commands.top import top
+from brickline.errors import BricklineError
+
+app = typer.Typer(
+    name="brickline",
+    help="Find the kernel that went wrong and the brick that is slow.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)(run)
+app.command()(report)
+app.command()(top)
+app.command()(doctor)
+app.command()(bench)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"brickline {version('brickline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Find the kernel that went wrong and the brick that is slow."""
+
+
+def main() -> None:
+    """Run the command line and leave with its status."""
+    try:
+        app()
+    except BricklineError as error:
+        print(f"brickline: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader has gone, as in `brickline report RUN | head`; that is no failure of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        print("brickline: this is a bug in brickline; please report it", file=sys.stderr)
+        sys.exit(2)

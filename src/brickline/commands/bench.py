@@ -1,0 +1,113 @@
+"""``brickline bench``: every claim of speed, measured here beside its peers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from brickline.errors import UsageError
+
+GROUPS = {
+    "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "top"),
+    "cuda": ("profiler_cuda",),
+}
+
+
+def bench(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A group (profiler, cuda) or a file's name."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats; noisier.")] = False,
+) -> None:
+    """Measure the claims of benchmarks/, from a checkout; exit 1 where one is not met.
+
+    Example: brickline bench profiler
+    """
+    directory = _benchmarks()
+    chosen = _chosen(directory, name)
+    console = Console(stderr=json)
+    claims: list[dict[str, Any]] = []
+    for module in chosen:
+        with console.status(f"Measuring {module}…"):
+            claims += _load(directory, module).run(quick=quick)
+    if json:
+        typer.echo(
+            json_module.dumps(
+                {"schema": "brickline-bench", "version": 1, "claims": claims}, indent=1
+            )
+        )
+    else:
+        console.print(_table(claims))
+    if any(claim["met"] is False for claim in claims):
+        raise typer.Exit(1)
+
+
+def _benchmarks() -> Path:
+    """Return the checkout's benchmarks: below here, or beside the package's sources."""
+    for base in (Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[3]):
+        if (base / "benchmarks" / "harness.py").is_file():
+            return base / "benchmarks"
+    raise UsageError("the benchmarks are not part of the package; run this inside a checkout")
+
+
+def _chosen(directory: Path, name: str | None) -> list[str]:
+    known = {path.stem for path in directory.glob("*.py")} - {"harness"}
+    if name is None:
+        return [each for each in GROUPS["profiler"] if each in known]
+    if name in GROUPS:
+        return [each for each in GROUPS[name] if each in known]
+    if name in known:
+        return [name]
+    raise UsageError(
+        f"there is no benchmark {name!r}; expected one of {', '.join(sorted(known | set(GROUPS)))}"
+    )
+
+
+def _load(directory: Path, name: str) -> Any:
+    sys.path.insert(0, str(directory))
+    try:
+        spec = importlib.util.spec_from_file_location(
+            f"brickline_bench_{name}", directory / f"{name}.py"
+        )
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(directory))
+    return module
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "–" if value is None else str(value)
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+def _table(claims: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("Claim", "Figure", "Unit", "Target", "Met", "Peers in the same run"):
+        table.add_column(
+            column, justify="right" if column in ("Figure", "Target") else "left", overflow="fold"
+        )
+    for claim in claims:
+        met = {True: "yes", False: "NO", None: "–"}[claim["met"]]
+        peers = ", ".join(f"{peer} {_figure(value)}" for peer, value in claim["peers"].items())
+        table.add_row(
+            claim["name"],
+            _figure(claim["figure"]),
+            claim["unit"],
+            _figure(claim["target"]),
+            met,
+            peers,
+        )
+    return table
