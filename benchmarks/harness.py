@@ -112,10 +112,10 @@ def _idle_ticks() -> dict[int, int]:
     return {int(row[0][3:]): int(row[4]) for row in rows}
 
 
-def _compile(source: str, function: str, names: Mapping[str, Any]) -> Any:
-    scope = dict(names)
-    exec(compile(source, f"<benchmark {function}>", "exec"), scope)
-    return scope[function]
+def _compile(source: str, function: str, names: dict[str, Any]) -> Any:
+    """The function that the source defines; `names` become its globals and are not copied."""
+    exec(compile(source, f"<benchmark {function}>", "exec"), names)
+    return names[function]
 
 
 # --- Hot loop -------------------------------------------------------------------------------------
@@ -200,6 +200,8 @@ WIDTH = 32
 """The weights of a step are 192 matrices of 4 KiB: no brick finds its own in the L1 cache."""
 WARM_UP_ROUNDS = 3
 STEPS_PER_TURN = 3
+DEFERRED_WARM_UP_STEPS = 100
+DEFERRED_STEPS = 250
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,8 @@ class Variant:
     arm: Callable[[], None] | None = None
     """Switches global state on before the step; `disarm` switches it off. Neither is timed."""
     disarm: Callable[[], None] | None = None
-    settle: Callable[[], object] | None = None
-    """Brings all statistics up to date. Given for what defers work, which is then charged."""
+    defers: bool = False
+    """Whether some of the work is done later than the brick; it is then sought and charged."""
 
 
 CONTROL = Variant("control")
@@ -252,16 +254,33 @@ Layer = Callable[[Any, Any, int], None]
 @dataclass(frozen=True)
 class _Pair:
     variant: Variant
-    layer: Layer
+    layers: Sequence[Layer]
+    """One per layer of the step; the first enters the step, the last leaves it."""
     control: Layer
-    step: Callable[[], Any] | None
 
 
 def _compile_pair(variant: Variant, model: Model) -> _Pair:
-    step = None
+    layer = compile_layer(variant, model)
+    layers = [layer] * LAYERS
     if variant.around:
-        step = _compile(f"def step():\n    return {variant.around}", "step", variant.names)
-    return _Pair(variant, compile_layer(variant, model), compile_layer(CONTROL, model), step)
+        shared = {**variant.names, "layer": layer}
+        layers[0] = _compile(ENTER_SOURCE.replace("{around}", variant.around), "first", shared)
+        layers[-1] = _compile(LEAVE_SOURCE, "last", shared)
+    return _Pair(variant, layers, compile_layer(CONTROL, model))
+
+
+ENTER_SOURCE = """
+def first(w, h, number):
+    global step
+    step = {around}
+    step.__enter__()
+    layer(w, h, number)
+"""
+LEAVE_SOURCE = """
+def last(w, h, number):
+    layer(w, h, number)
+    step.__exit__(None, None, None)
+"""
 
 
 def in_situ(
@@ -288,10 +307,10 @@ def in_situ(
         for pair in pairs:
             name = pair.variant.name
             parts = {"brick": batch.bricks_ns[name]}
-            if pair.step:
+            if pair.variant.around:
                 parts["step"] = batch.steps_ns[name]
-            if pair.variant.settle:
-                parts["folding"] = _deferred_ns(pair, model, max(200, rounds * 4))
+            if pair.variant.defers:
+                parts["folding"] = _deferred_ns(pair, model, DEFERRED_STEPS)
             result.added_ns[name].append(sum(parts.values()))
             for part, value in parts.items():
                 result.parts_ns.setdefault(name, {}).setdefault(part, []).append(value)
@@ -343,7 +362,7 @@ def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int],
     differences: list[int] = []
     if variant.arm:
         variant.arm()
-    for number, run in enumerate(_layers_of_step(pair)):
+    for number, run in enumerate(pair.layers):
         h = handles[number]
         weights = model.weights[number]
         other_weights = model.weights[(number + LAYERS // 2) % LAYERS]
@@ -368,42 +387,25 @@ def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int],
     return controls, differences
 
 
-def _layers_of_step(pair: _Pair) -> list[Layer]:
-    make_step, layer = pair.step, pair.layer
-    if make_step is None:
-        return [layer] * LAYERS
-    leave: list[Callable[..., object]] = []
-
-    def first(w: Any, h: Any, number: int) -> None:
-        step = make_step()
-        leave.append(step.__exit__)
-        step.__enter__()
-        layer(w, h, number)
-
-    def last(w: Any, h: Any, number: int) -> None:
-        layer(w, h, number)
-        leave[0](None, None, None)
-
-    return [first, *[layer] * (LAYERS - 2), last]
-
-
 def _deferred_ns(pair: _Pair, model: Model, steps: int) -> float:
     """Per brick, the work that a median over layers does not see.
 
-    Three parts, each charged once: bursts in the recording thread, all CPU time of other threads,
-    and what the first reading of the statistics costs more than a later one. Bursts are sought in
-    recordings of one layer without its work (1 us), where folding thousands of records stands out.
-    The host interrupts a virtual machine as well, so what clock calls of the same length suffer is
-    taken off. Control layers run in between, so that caches are as cold as in a model.
+    Two parts: bursts in the recording thread, and all CPU time of other threads. Bursts are sought
+    in recordings of one layer without its work (1 us), where folding thousands of records stands
+    out. The host interrupts a virtual machine as well, so what clock calls of the same length
+    suffer is taken off. Control layers run in between, so that caches are as cold as in a model.
+    The steps fill the ring of a profiler of bounded memory several times over, so what it still
+    holds at the end is made up for by what it held at the start.
     """
     variant, control = pair.variant, pair.control
-    assert variant.settle
     record, yardstick = compile_layer(variant, None), compile_layer(YARDSTICK, None)
     handles = variant.handles or NO_HANDLES
     clock = time.thread_time_ns
     recordings: list[int] = []
     yardsticks: list[int] = []
-    variant.settle()
+    for _ in range(DEFERRED_WARM_UP_STEPS):  # the first folds also make the nodes
+        for number in range(LAYERS):
+            record(None, handles[number], number)
     process_begin, thread_begin = time.process_time_ns(), clock()
     for _ in range(steps):
         for number in range(LAYERS):
@@ -418,23 +420,15 @@ def _deferred_ns(pair: _Pair, model: Model, steps: int) -> float:
             yardsticks.append(clock() - begin)
     thread_ns = clock() - thread_begin
     elsewhere = max(0, time.process_time_ns() - process_begin - thread_ns)
-    bursts = max(0.0, _burst_share(recordings) - _burst_share(yardsticks))
-    bursts *= statistics.median(recordings) * len(recordings)
-    readings = [_settle_ns(variant.settle) for _ in range(4)]
-    first_reading = max(0.0, readings[0] - statistics.median(readings[1:]))
-    return float(bursts + elsewhere + first_reading) / (steps * BRICKS_PER_STEP)
+    share = max(0.0, _burst_share(recordings) - _burst_share(yardsticks))
+    bursts = share * statistics.median(recordings) * len(recordings)
+    return float(bursts + elsewhere) / (steps * BRICKS_PER_STEP)
 
 
 def _burst_share(spent: Sequence[int]) -> float:
     """Time beyond the typical in values over twice the typical, as a share of typical time."""
     typical = statistics.median(spent)
     return sum(value - typical for value in spent if value > 2 * typical) / (typical * len(spent))
-
-
-def _settle_ns(settle: Callable[[], object]) -> int:
-    begin = time.process_time_ns()
-    settle()
-    return time.process_time_ns() - begin
 
 
 def compile_layer(variant: Variant, model: Model | None) -> Layer:

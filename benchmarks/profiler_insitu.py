@@ -212,9 +212,8 @@ def brickline_variants(*, enabled: bool) -> list[Variant]:
     }
     names = {"profiler": profiler, "BrickId": bl.BrickId}
     around = 'profiler.step(tokens=1, phase="decode")'
-    settle = profiler.all_brick_stats if enabled else None
     return [
-        Variant(_title(form, enabled), around=around, names=names, settle=settle, **sources)
+        Variant(_title(form, enabled), around=around, names=names, defers=enabled, **sources)
         for form, sources in forms.items()
     ]
 
@@ -271,7 +270,10 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 def claims_from_answers(answers: list[dict[str, Any]]) -> list[Claim]:
     added = _joined(answers, "added_ns")
-    parts: dict[str, dict[str, list[float]]] = answers[0]["parts_ns"]
+    parts = {
+        name: _joined([answer["parts_ns"] for answer in answers], name)
+        for name in answers[0]["parts_ns"]
+    }
     absent: dict[str, str] = {
         key: why for answer in answers for key, why in answer["absent"].items()
     }

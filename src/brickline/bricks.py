@@ -104,7 +104,7 @@ class BrickId(int):
         return f"BrickId.{_ROWS[self][0]}" if 0 <= self < len(_ROWS) else f"BrickId({int(self)})"
 
     def __str__(self) -> str:
-        return self.label
+        return self.label if 0 <= self < len(_ROWS) else repr(self)
 
 
 _C = BrickCategory

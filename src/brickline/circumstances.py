@@ -249,6 +249,7 @@ def _driver_version() -> str | None:
 
 
 def cpu_model() -> str | None:
+    """Return the processor's name, where the kernel tells it."""
     # The file grows with the number of cores; the first of them tells.
     try:
         with open("/proc/cpuinfo", "rb", buffering=0) as file:

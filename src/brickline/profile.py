@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brickline.bricks import BrickCategory, BrickId
+from brickline.errors import UsageError
 from brickline.node_table import node_table, timeline_of
 from brickline.profile_checks import ProfileFinding, check_profile
 from brickline.profile_rows import LaneStats, Recording, Span, StepStats, TileStats
@@ -125,7 +126,9 @@ class Profile:
 
     def brick(self, brick: BrickId | str) -> BrickStats | None:
         """Return the row of a brick by id, name or alias; None where the run has none."""
-        known = brick if isinstance(brick, BrickId) else BrickId.from_name(brick)
+        if isinstance(brick, int) and not 0 <= brick < BrickId.COUNT:
+            raise UsageError(f"brick: expected an id from 0 to {BrickId.COUNT - 1}, got {brick!r}")
+        known = BrickId(brick) if isinstance(brick, int) else BrickId.from_name(brick)
         name = known.label if known is not None else brick
         return next((row for row in self.bricks if row.name == name), None)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from brickline import _core
 from brickline.bricks import BrickCategory, BrickId
@@ -142,11 +142,14 @@ class BrickProfiler(_core.ProfilerCore):
         self.name = name
         self._clock = open_clock(device, stream)
         self.sync_mode = SyncMode.parse(sync_mode)
-        self.sampling = sampling if sampling is not None else self._clock.default_sampling
+        self.sampling = (
+            self._clock.default_sampling if sampling is None else _checked_sampling(sampling)
+        )
         self._path = path
         self._overwrite = overwrite
         self._timeline_steps = checked_count("timeline_steps", timeline_steps, 4096)
-        self._rank = int(os.environ.get("RANK", "0") or 0)
+        rank = os.environ.get("RANK", "")
+        self._rank = int(rank) if rank.isdecimal() and int(rank) < 2**31 else 0
         self._writer: RunWriter | None = None
         self._spool: Path | None = None
         self._final: Part | None = None
@@ -295,6 +298,8 @@ class BrickProfiler(_core.ProfilerCore):
             tokens: How many tokens it handles; per-token figures divide by these.
             phase: ``"prefill"``, ``"decode"``, or a name of your own; statistics are kept apart.
         """
+        if not isinstance(phase, str):
+            raise UsageError(f"phase: expected a str such as 'decode', got {phase!r}")
         return Step(self, checked_count("tokens", tokens), phase)
 
     def set_sync_mode(self, mode: SyncMode | str) -> None:
@@ -304,7 +309,7 @@ class BrickProfiler(_core.ProfilerCore):
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Change which steps and layers are timed."""
-        self.sampling = sampling
+        self.sampling = _checked_sampling(sampling)
         self._apply_options()
 
     def advance(self, duration_ns: int) -> None:
@@ -319,7 +324,7 @@ class BrickProfiler(_core.ProfilerCore):
 
     @contextmanager
     def capture(self) -> Iterator[int]:
-        """Around a CUDA graph's capture: its bricks become event nodes. Gives the graph's number."""
+        """Around a CUDA graph's capture: its bricks become event nodes; gives its number."""
         graph = self._begin_capture()
         try:
             yield graph
@@ -340,7 +345,7 @@ class BrickProfiler(_core.ProfilerCore):
 
     def set_l2_cache_hit_rate(self, rate: float) -> None:
         """Note a measured L2 hit rate; clamped to 0..1."""
-        if rate != rate:
+        if not isinstance(rate, int | float) or rate != rate:
             raise CountError(f"rate: expected a number from 0 to 1, got {rate!r}")
         self._fact("l2_cache_hit_rate", min(1.0, max(0.0, rate)))
 
@@ -357,7 +362,7 @@ class BrickProfiler(_core.ProfilerCore):
         """Whether transfers were noted as zero-copy."""
         return self._zero_copy
 
-    # ------------------------------------------------------------------------------ what was recorded
+    # ------------------------------------------------------------------------- what was recorded
 
     @property
     def graph(self) -> ExecutionGraph:
@@ -403,7 +408,7 @@ class BrickProfiler(_core.ProfilerCore):
         found = self.profile().brick(brick)
         if found is not None:
             return found
-        known = brick if isinstance(brick, BrickId) else BrickId.from_name(brick)
+        known = BrickId(brick) if isinstance(brick, int) else BrickId.from_name(brick)
         if known is None:
             return BrickStats(str(brick))
         return BrickStats(known.label, known, known.category)
@@ -491,9 +496,24 @@ class BrickProfiler(_core.ProfilerCore):
         """Append a kernel launch to the run."""
         self.traces.add(trace)
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a profiler belongs to the process that made it, so it is not copied or pickled; make "
+            "one in each process, or fork: a forked child records into the same run by itself"
+        )
+
     def __repr__(self) -> str:
         state = "enabled" if self.is_enabled() else "disabled"
         return f"<BrickProfiler {self.name!r}, {state}, {self._clock.name}>"
+
+
+def _checked_sampling(sampling: Sampling) -> Sampling:
+    if not isinstance(sampling, Sampling):
+        raise UsageError(f"sampling: expected Sampling(steps=, layers=), got {sampling!r}")
+    return sampling
+
+
+_core.adopt_methods(BrickProfiler)
 
 
 def decorate(handle: _core.BrickHandle, function: _Function) -> _Function:
@@ -562,6 +582,7 @@ def _is_shared(writer: RunWriter) -> bool:
 
 
 def close_all() -> None:
+    """Close every profiler of this process, as at its exit."""
     for profiler in list(_live):
         with suppress(Exception):
             profiler.close()

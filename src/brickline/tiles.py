@@ -6,16 +6,19 @@ Owns the levels and the calls that time a tile; the statistics of tiles are in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from brickline.errors import CountError, UsageError
+from brickline.timers import checked_count, checked_flops
 
 if TYPE_CHECKING:
     from brickline import _core
     from brickline.profile_rows import TileStats
+
+
+MAX_PLACE = 2**32 - 2
+"""The last row or column that a cell can name."""
 
 
 class TileLevel(IntEnum):
@@ -84,20 +87,15 @@ class Tiles:
         bytes: int = 0,  # noqa: A002 - the same word as everywhere else
     ) -> None:
         """Record a tile that was timed elsewhere, such as inside a kernel."""
-        if level not in TileLevel._value2member_map_:
-            raise UsageError(f"level: expected a TileLevel (0 to 2), got {level!r}")
-        if not math.isfinite(flops) or flops < 0:
-            raise CountError(f"flops: expected a finite number from 0 on, got {flops!r}")
-        for name, value in (
-            ("duration_ns", duration_ns),
-            ("row", row),
-            ("column", column),
-            ("elements", elements),
-            ("bytes", bytes),
-        ):
-            if not isinstance(value, int) or not 0 <= value < 2**40:
-                raise CountError(f"{name}: expected a whole number from 0 to 2^40, got {value!r}")
-        self._core._tile_record(int(level), row, column, duration_ns, elements, flops, bytes)
+        self._core._tile_record(
+            checked_count("level", level, len(TileLevel) - 1),
+            checked_count("row", row, MAX_PLACE),
+            checked_count("column", column, MAX_PLACE),
+            checked_count("duration_ns", duration_ns, 2**62),
+            checked_count("elements", elements),
+            checked_flops(flops),
+            checked_count("bytes", bytes, 2**60),
+        )
 
     def stats(self, level: TileLevel) -> TileStats | None:
         """Return the statistics of one level, or None where no tile was recorded."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brickline.abi import MAX_ELEMENTS
 from brickline.bricks import BrickId
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from brickline import _core
 
 
-def checked_count(name: str, value: int, limit: int = MAX_ELEMENTS) -> int:
+def checked_count(name: str, value: Any, limit: int = MAX_ELEMENTS) -> int:
     """Return a count that a record can hold.
 
     Raises:
@@ -33,6 +33,21 @@ def checked_count(name: str, value: int, limit: int = MAX_ELEMENTS) -> int:
         number = -1
     if isinstance(value, bool | str) or not 0 <= number <= limit:
         raise CountError(f"{name}: expected a whole number from 0 to {limit}, got {value!r}")
+    return number
+
+
+def checked_flops(flops: float) -> float:
+    """Return a number of operations.
+
+    Raises:
+        CountError: if it is negative, not finite, or no number.
+    """
+    try:
+        number = float(flops)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(flops, str) or not math.isfinite(number) or number < 0:
+        raise CountError(f"flops: expected a finite number from 0 on, got {flops!r}")
     return number
 
 
@@ -108,8 +123,6 @@ class Timers:
             return
         if isinstance(elapsed, timedelta):
             elapsed = (elapsed // timedelta(microseconds=1)) * 1000
-        if not math.isfinite(flops) or flops < 0:
-            raise CountError(f"flops: expected a finite number from 0 on, got {flops!r}")
         self._core._record(
             brick,
             checked_count("elapsed", elapsed, 2**62),
@@ -117,7 +130,7 @@ class Timers:
             layer=layer,
             bytes_in=checked_count("bytes_in", bytes_in, 2**60),
             bytes_out=checked_count("bytes_out", bytes_out, 2**60),
-            flops=flops,
+            flops=checked_flops(flops),
             cycles=checked_count("cycles", cycles, 2**48 - 1),
         )
 
@@ -140,6 +153,7 @@ class Timers:
     def _defer(self, brick: BrickId | str, start_ns: int, elements: int) -> None:
         if not self._core.is_enabled():
             return
+        self._core.brick(brick)  # refuses an unknown id here, where its caller can be seen
         self._pending.append(
             _Pending(
                 brick,
@@ -152,9 +166,12 @@ class Timers:
         """End every pending span at `end_ns`.
 
         All share one end, so their sum may exceed the wall time; they are marked approximate and
-        stay out of coverage. A start after the end gives 0.
+        stay out of coverage. A start after the end gives 0. While the profiler is disabled they
+        go on waiting.
         """
         end_ns = checked_count("end_ns", end_ns, 2**62)
+        if not self._core.is_enabled():
+            return
         pending, self._pending = self._pending, []
         for span in pending:
             duration_ns = max(0, end_ns - span.start_ns)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brickline import abi
-from brickline.errors import CountError
+from brickline.errors import CountError, UsageError
+from brickline.timers import checked_count
 
 if TYPE_CHECKING:
     from brickline import _core
@@ -36,10 +37,15 @@ class KernelTrace:
     output_checksum: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("layer_idx", self.layer_idx), ("position", self.position)):
-            if not isinstance(value, int) or not 0 <= value < 2**31:
-                raise CountError(f"{name}: expected a whole number from 0 to 2^31, got {value!r}")
-        if not math.isfinite(self.time_us) or self.time_us < 0:
+        for name in ("kernel_name", "backend", "params"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"{name}: expected a str, got {getattr(self, name)!r}")
+        for name in ("layer_idx", "position"):
+            checked_count(name, getattr(self, name), 2**31 - 1)
+        for name in ("input_checksum", "output_checksum"):
+            if getattr(self, name) is not None:
+                checked_count(name, getattr(self, name), 2**64 - 1)
+        if not isinstance(self.time_us, int | float) or not 0 <= self.time_us < math.inf:
             raise CountError(f"time_us: expected a finite number from 0 on, got {self.time_us!r}")
 
 

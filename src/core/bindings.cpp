@@ -161,6 +161,8 @@ nb::dict layout() {
 
 NB_MODULE(_core, module) {
     module.doc() = "brickline's native core.";
+    // Profilers live until the interpreter ends, and so do their graphs.
+    nb::set_leak_warnings(false);
     if (hot::ready_hot_types(module.ptr()) || hot::ready_profiler_type(module.ptr())) {
         throw nb::python_error();
     }

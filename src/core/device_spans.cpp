@@ -104,6 +104,11 @@ EventHandle DeviceSpans::begin(uint64_t stream, std::string& problem) {
 
 std::string DeviceSpans::finish(DeviceSpan span) {
     const bool captured = m_capturing && m_driver->is_capturing(span.stream);
+    // Asking after an event would end a capture. Outside one, a start that has executed before its
+    // stop is enqueued means that the device waited for the host.
+    if (!captured && m_driver->query(span.start) == EventDriver::State::Done) {
+        span.record.flags |= RECORD_HOST_BOUND;
+    }
     std::string problem;
     span.end = take_event(problem);
     if (span.end) problem = m_driver->record(span.end, span.stream, captured);

@@ -60,8 +60,6 @@ class DeviceSpans {
     // Enqueues a start event. 0: not timed (too much is pending, or a capture that nobody announced
     // is in progress), or the driver refused, and then `problem` is set.
     EventHandle begin(uint64_t stream, std::string& problem);
-    // True when the start has already executed: the device waited for the host.
-    bool is_host_bound(EventHandle start) { return m_driver->query(start) == EventDriver::State::Done; }
     std::string finish(DeviceSpan span);
     void cancel(EventHandle start);
 

@@ -41,15 +41,68 @@ uint64_t take_exclusive(LaneHeader& header, uint32_t depth, uint64_t duration_ns
     return duration_ns - std::min(inner, duration_ns);
 }
 
-void add_duration(Node& node, uint64_t ns) {
-    if (node.timed == 0) node.shift_ns = ns;
-    const double distance = double(int64_t(ns - node.shift_ns));
-    node.sum_squares += distance * distance;
-    node.timed += 1;
-    node.total_ns += ns;
-    node.min_ns = std::min(node.min_ns, ns);
-    node.max_ns = std::max(node.max_ns, ns);
-}
+// What one fold adds to one node. Summed here, in memory that stays in the first-level cache, and
+// written to the node once.
+struct Tally {
+    Node* node;
+    uint64_t timed;
+    uint64_t total_ns;
+    double sum_squares;
+    uint64_t shift_ns;
+    uint64_t elements;
+    uint64_t exclusive_ns;
+    uint64_t not_exclusive;
+    uint64_t min_ns;
+    uint64_t max_ns;
+    uint64_t first_tick;
+    uint64_t last_tick;
+    uint64_t last_duration_ns;
+    uint64_t bytes_in;
+    double flops;
+    uint64_t bin_count;  // entries that fell into `bin` in a row and are not yet in the histogram
+    uint32_t bin;
+
+    explicit Tally(Node& target)
+        : node(&target), timed(0), total_ns(0), sum_squares(0), shift_ns(target.shift_ns),
+          elements(0), exclusive_ns(0), not_exclusive(0), min_ns(target.min_ns),
+          max_ns(target.max_ns), first_tick(0), last_tick(0), last_duration_ns(0), bytes_in(0),
+          flops(0), bin_count(0), bin(0) {}
+
+    void add(const BrickRecord& record, uint64_t ns) {
+        if (timed == 0) [[unlikely]] {
+            first_tick = record.start;
+            if (node->timed == 0) shift_ns = ns;
+        }
+        const double distance = double(int64_t(ns - shift_ns));
+        sum_squares += distance * distance;
+        timed += 1;
+        total_ns += ns;
+        elements += record_elements(record);
+        if (ns < min_ns) [[unlikely]] min_ns = ns;
+        if (ns > max_ns) [[unlikely]] max_ns = ns;
+        last_tick = record.start;
+        last_duration_ns = ns;
+    }
+
+    void flush(const TickScale& scale) const {
+        if (timed == 0) return;
+        node->count += timed;
+        node->timed += timed;
+        node->total_ns += total_ns;
+        node->sum_squares += sum_squares;
+        node->shift_ns = shift_ns;
+        node->elements += elements;
+        node->timed_elements += elements;
+        node->exclusive_ns += exclusive_ns;
+        node->exclusive_count += timed - not_exclusive;
+        node->min_ns = min_ns;
+        node->max_ns = max_ns;
+        node->first_ns = std::min(node->first_ns, scale.time_ns(first_tick));
+        node->last_ns = std::max(node->last_ns, scale.time_ns(last_tick) + last_duration_ns);
+        node->bytes_in += bytes_in;
+        node->flops += flops;
+    }
+};
 
 void add_cycles(Node& node, const WorkRecord& work) {
     const uint64_t cycles =
@@ -81,7 +134,7 @@ void LaneStore::index_node(uint32_t position) {
 
 LaneStore::Placed<uint64_t> LaneStore::add_chunk(Node& node, uint32_t bin_number) {
     const Placed<uint64_t> fresh = new_chunk();
-    if (!fresh.at) return {nullptr, 0};
+    if (!fresh.at) return {nullptr, 0, 0, 0};
     chunks.push_back(fresh);
     node.chunk[bin_number / HIST_CHUNK_BINS] = uint32_t(chunks.size() - 1);
     return bin(node, bin_number);
@@ -133,6 +186,7 @@ class Fold {
 
     void begin() {
         m_batch = ++m_header.batch;
+        m_tallies.clear();
         if constexpr (JOURNALED) {
             save_field<sizeof m_header.tail>(&m_header.tail);
             save_field<sizeof m_header.recent_head>(&m_header.recent_head);
@@ -141,48 +195,62 @@ class Fold {
     }
 
     void commit(uint64_t tail) {
+        for (Tally& tally : m_tallies) {
+            flush_bin(tally);
+            tally.flush(m_scale);
+        }
         m_header.tail = tail;
         if constexpr (JOURNALED) m_journal->clear();
     }
 
     bool has_room() const {
-        if constexpr (JOURNALED) return m_journal->has_room(WORST_RECORD_BYTES);
+        // At the commit every touched node may still write one bin.
+        if constexpr (JOURNALED) {
+            return m_journal->has_room(WORST_RECORD_BYTES +
+                                       (m_tallies.size() + 1) * (8 + sizeof(JournalEntry)));
+        }
         return true;
     }
 
-    void add(const BrickRecord& record, const WorkRecord* work) {
+    void add(const BrickRecord record, const WorkRecord* work) {
         LaneStore::Placed<Node>* placed = m_store.node(record.slot, record.phase);
         if (!placed) [[unlikely]] {
             m_header.lost += 1;
             return;
         }
-        Node& node = *placed->at;
-        if (node.batch != m_batch) {
-            if constexpr (JOURNALED) m_journal->save<sizeof(Node)>(placed->offset, &node);
-            node.batch = m_batch;
+        if (placed->batch != uint32_t(m_batch)) [[unlikely]] touch(*placed);
+        if (record.flags & RECORD_UNTIMED) {
+            placed->at->count += 1;
+            placed->at->elements += record_elements(record);
+            return;
         }
-        const uint64_t elements = record_elements(record);
-        node.count += 1;
-        node.elements += elements;
-        if (record.flags & RECORD_UNTIMED) return;
+        Tally& tally = m_tallies[placed->tally];
         const uint64_t ns = m_scale.duration_ns(record);
-        const uint64_t start_ns = m_scale.time_ns(record.start);
-        add_duration(node, ns);
-        node.timed_elements += elements;
-        node.first_ns = std::min(node.first_ns, start_ns);
-        node.last_ns = std::max(node.last_ns, start_ns + ns);
-        if (record.flags & COUNTED_FLAGS) count_flags(node, record.flags);
-        if (!(record.flags & NOT_IN_COVERAGE)) {
-            node.exclusive_ns += take_exclusive(m_header, record.depth, ns);
-            node.exclusive_count += 1;
+        tally.add(record, ns);
+        if (!(record.flags & NOT_IN_COVERAGE)) [[likely]] {
+            tally.exclusive_ns += take_exclusive(m_header, record.depth, ns);
+        } else {
+            tally.not_exclusive += 1;
         }
-        count_bin(node, ns);
-        if (work) add_work(node, record, *work, ns);
+        count_bin(tally, ns);
+        if (record.flags & COUNTED_FLAGS) [[unlikely]] count_flags(*placed->at, record.flags);
+        if (work) add_work(tally, record, *work, ns);
         if (m_store.keeps_records) m_store.remember(record);
-        if (m_observer) m_observer->on_brick(record, start_ns, ns, elements);
+        if (m_observer) {
+            m_observer->on_brick(record, m_scale.time_ns(record.start), ns, record_elements(record));
+        }
     }
 
   private:
+    // The first record of a node in this fold: its contents are saved, then summed aside.
+    void touch(LaneStore::Placed<Node>& placed) {
+        if constexpr (JOURNALED) m_journal->save<sizeof(Node)>(placed.offset, placed.at);
+        placed.at->batch = m_batch;
+        placed.batch = uint32_t(m_batch);
+        placed.tally = uint32_t(m_tallies.size());
+        m_tallies.emplace_back(*placed.at);
+    }
+
     template <uint64_t BYTES>
     void save_field(const void* field) {
         const auto* base = reinterpret_cast<const uint8_t*>(&m_header);
@@ -196,20 +264,34 @@ class Fold {
         node.host_bound += (flags & RECORD_HOST_BOUND) != 0;
     }
 
-    void count_bin(Node& node, uint64_t ns) {
+    // Durations of one brick are alike, so neighbours often share a bin and are written together.
+    void count_bin(Tally& tally, uint64_t ns) {
         if (ns == 0) [[unlikely]] {
-            node.zero_count += 1;
+            tally.node->zero_count += 1;
             return;
         }
-        const LaneStore::Placed<uint64_t> bin = m_store.bin(node, bin_of(ns));
-        if (!bin.at) [[unlikely]] return;
-        if constexpr (JOURNALED) m_journal->save<8>(bin.offset, bin.at);
-        *bin.at += 1;
+        const uint32_t bin = bin_of(ns);
+        if (bin != tally.bin) {
+            flush_bin(tally);
+            tally.bin = bin;
+        }
+        tally.bin_count += 1;
     }
 
-    void add_work(Node& node, const BrickRecord& record, const WorkRecord& work, uint64_t ns) {
-        node.bytes_in += work.bytes_in;
-        node.flops += work.flops;
+    void flush_bin(Tally& tally) {
+        if (tally.bin_count == 0) return;
+        const LaneStore::Placed<uint64_t> bin = m_store.bin(*tally.node, tally.bin);
+        if (bin.at) [[likely]] {
+            if constexpr (JOURNALED) m_journal->save<8>(bin.offset, bin.at);
+            *bin.at += tally.bin_count;
+        }
+        tally.bin_count = 0;
+    }
+
+    void add_work(Tally& tally, const BrickRecord& record, const WorkRecord& work, uint64_t ns) {
+        tally.bytes_in += work.bytes_in;
+        tally.flops += work.flops;
+        Node& node = *tally.node;
         if (record.flags & RECORD_TILE) {
             add_cell(record.slot, work, ns);
         } else if (m_header.device >= 0) {
@@ -242,10 +324,11 @@ class Fold {
     uint64_t m_header_offset;
     FoldObserver* m_observer;
     uint64_t m_batch = 0;
+    std::vector<Tally> m_tallies;
 };
 
 template <bool JOURNALED>
-void fold_range(LaneHeader& header, const BrickRecord* ring, uint64_t upto, Fold<JOURNALED> fold) {
+void fold_range(LaneHeader& header, const BrickRecord* ring, uint64_t upto, Fold<JOURNALED>&& fold) {
     const uint64_t mask = header.ring_records - 1;
     fold.begin();
     uint64_t at = header.tail;

@@ -57,6 +57,8 @@ class LaneStore {
     struct Placed {
         T* at;
         uint64_t offset;
+        uint32_t tally = 0;      // nodes: place among the tallies of the fold in progress…
+        uint32_t batch = 0;      // …which is this one
     };
 
     virtual ~LaneStore() = default;
@@ -76,7 +78,7 @@ class LaneStore {
             return add_chunk(node, bin);
         }
         const Placed<uint64_t>& placed = chunks[chunk];
-        return {placed.at + bin % HIST_CHUNK_BINS, placed.offset + bin % HIST_CHUNK_BINS * 8};
+        return {placed.at + bin % HIST_CHUNK_BINS, placed.offset + bin % HIST_CHUNK_BINS * 8, 0, 0};
     }
     Placed<TileCell>* cell(uint32_t slot, uint32_t row, uint32_t column);
     // Keeps a record for the timeline; called only where `keeps_records`.

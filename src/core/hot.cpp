@@ -79,6 +79,16 @@ inline BrickRecord make_record(const ProfilerObject* profiler, const OpenEntry& 
             elements_high, profiler->step};
 }
 
+// The last two words of a BrickRecord without flags.
+inline uint64_t elements_word(uint32_t slot, uint32_t elements_low) {
+    return uint64_t(slot) | uint64_t(elements_low) << 32;
+}
+inline uint64_t place_word(const ProfilerObject* profiler, uint32_t depth, uint8_t elements_high,
+                           uint8_t flags) {
+    return uint64_t(depth) | uint64_t(profiler->phase) << 8 | uint64_t(flags) << 16 |
+           uint64_t(elements_high) << 24 | uint64_t(profiler->step) << 32;
+}
+
 bool is_timed(ProfilerObject* profiler, int32_t layer) {
     State& state = *profiler->state;
     if (!profiler->in_step && state.sample_steps > 1) {
@@ -173,7 +183,6 @@ void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, 
     }
     if (entry.start_event) {
         DeviceSpans& device = *profiler->state->device;
-        if (device.is_host_bound(entry.start_event)) flags |= RECORD_HOST_BOUND;
         DeviceSpan span{};
         span.start = entry.start_event;
         span.stream = entry.stream;
@@ -204,8 +213,14 @@ void drop_owner(OpenEntry& entry) {
 // Ends marks that stand on top: what encloses them is being left.
 void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end) {
     while (lane->depth && lane->stack[lane->depth - 1].kind == OpenKind::Mark) {
-        const OpenEntry entry = lane->stack[--lane->depth];
-        finish_entry(profiler, lane, entry, lane->depth, end, 1, nullptr);
+        const OpenEntry& entry = lane->stack[--lane->depth];
+        if (entry.timed && !entry.disturbed && !entry.start_event) [[likely]] {
+            lane->append_words(entry.start, end, elements_word(entry.slot, 1),
+                               place_word(profiler, lane->depth, 0, 0));
+        } else {
+            const OpenEntry copy = entry;
+            finish_entry(profiler, lane, copy, lane->depth, end, 1, nullptr);
+        }
     }
 }
 
@@ -356,16 +371,13 @@ PyObject* enter_call(PyObject* self, PyObject* const*, size_t, PyObject*) {
         Lane* lane = fast_lane(profiler);
         if (lane && lane->depth < MAX_DEPTH) [[likely]] {
             OpenEntry& entry = lane->stack[lane->depth++];
-            entry.slot = handle->slot;
-            entry.kind = OpenKind::Block;
-            entry.timed = true;
-            entry.disturbed = false;
+            entry.word = open_word(handle->slot, OpenKind::Block);
             entry.start_event = 0;
             entry.start = profiler->source->now();
         } else if (!enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr)) {
             return nullptr;
         }
-    } else if (profiler->mode != Mode::Off) {
+    } else if (profiler->mode != Mode::Off && !profiler->only_counts) {
         if (!enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr)) return nullptr;
     }
     return Py_NewRef(reinterpret_cast<PyObject*>(handle));
@@ -375,20 +387,37 @@ inline uint64_t handle_elements(const HandleObject* handle) {
     return uint64_t(handle->elements_high) << 32 | handle->elements_low;
 }
 
+// Whether the innermost brick is this one, entered before its step was left out.
+inline bool is_open_block(const Lane* lane, uint32_t slot) {
+    if (!lane->depth) return false;
+    const OpenEntry& entry = lane->stack[lane->depth - 1];
+    return entry.slot == slot && entry.kind == OpenKind::Block;
+}
+
 PyObject* exit_call(PyObject* self, PyObject* const*, size_t, PyObject*) {
     HandleObject* handle = reinterpret_cast<BoundObject*>(self)->handle;
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) Py_RETURN_NONE;
-    const uint64_t end = profiler->source->now();
     Lane* lane = fast_lane(profiler);
+    if (profiler->only_counts && lane && !is_open_block(lane, handle->slot)) {
+        lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
+                           place_word(profiler, 0, handle->elements_high, RECORD_UNTIMED));
+        Py_RETURN_NONE;
+    }
+    const uint64_t end = profiler->source->now();
     if (profiler->mode == Mode::Host && lane && lane->depth) [[likely]] {
         const OpenEntry& entry = lane->stack[lane->depth - 1];
-        if (entry.slot == handle->slot && entry.kind == OpenKind::Block && entry.timed &&
-            !entry.disturbed && !entry.start_event && !lane->too_deep) [[likely]] {
+        if (entry.word == open_word(handle->slot, OpenKind::Block) && !entry.start_event &&
+            !lane->too_deep) [[likely]] {
             lane->depth -= 1;
-            const WorkRecord* work = handle->has_work ? &handle->work : nullptr;
-            lane->append(make_record(profiler, entry, lane->depth, end, handle->elements_low,
-                                     handle->elements_high, work ? RECORD_WORK : 0), work);
+            if (!handle->has_work) [[likely]] {
+                lane->append_words(entry.start, end,
+                                   elements_word(handle->slot, handle->elements_low),
+                                   place_word(profiler, lane->depth, handle->elements_high, 0));
+            } else {
+                lane->append(make_record(profiler, entry, lane->depth, end, handle->elements_low,
+                                         handle->elements_high, RECORD_WORK), &handle->work);
+            }
             Py_RETURN_NONE;
         }
     }
@@ -680,10 +709,7 @@ inline TimerObject* push_timer(ProfilerObject* profiler, uint32_t slot, int32_t 
     if (profiler->mode == Mode::Host && lane && lane->depth < MAX_DEPTH) [[likely]] {
         timer->lane = lane;
         OpenEntry& entry = lane->stack[lane->depth++];
-        entry.slot = slot;
-        entry.kind = kind;
-        entry.timed = true;
-        entry.disturbed = false;
+        entry.word = open_word(slot, kind);
         entry.owner = Py_NewRef(reinterpret_cast<PyObject*>(timer));
         entry.start_event = 0;
         timer->start = entry.start = profiler->source->now();
@@ -739,13 +765,16 @@ void finish_timer(ProfilerObject* profiler, TimerObject* timer, uint64_t end, ui
     Lane* lane = fast_lane(profiler);
     if (lane == timer->lane && lane && lane->depth) [[likely]] {
         OpenEntry& entry = lane->stack[lane->depth - 1];
-        if (entry.owner == timer && entry.kind == kind && entry.timed && !entry.start_event &&
-            !entry.disturbed && profiler->mode == Mode::Host) [[likely]] {
+        if (entry.word == open_word(timer->slot, kind) && entry.owner == timer && !entry.start_event &&
+            profiler->mode == Mode::Host) [[likely]] {
             lane->depth -= 1;
-            uint8_t flags = kind == OpenKind::Tile ? RECORD_TILE : 0;
-            if (work) flags |= RECORD_WORK;
-            lane->append(make_record(profiler, entry, lane->depth, end, uint32_t(elements),
-                                     uint8_t(elements >> 32), flags), work);
+            if (!work) [[likely]] {
+                lane->append_words(entry.start, end, elements_word(timer->slot, uint32_t(elements)),
+                                   place_word(profiler, lane->depth, uint8_t(elements >> 32), 0));
+            } else {
+                lane->append(make_record(profiler, entry, lane->depth, end, uint32_t(elements),
+                                         uint8_t(elements >> 32), RECORD_TILE | RECORD_WORK), work);
+            }
             Py_DECREF(static_cast<PyObject*>(entry.owner));
             return;
         }
@@ -905,8 +934,8 @@ PyObject* profiler_start(PyObject* self, PyObject* const* args, Py_ssize_t count
 
 PyObject* profiler_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
-    const uint64_t end = profiler->source->now();
     if (count >= 1 && args[0] == g_disabled_timer) Py_RETURN_NONE;
+    const uint64_t end = profiler->source->now();
     uint64_t elements = 1;
     if (names) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
@@ -950,10 +979,7 @@ PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count,
     if (handle) {
         if (profiler->mode == Mode::Host && lane->depth < MAX_DEPTH) [[likely]] {
             OpenEntry& entry = lane->stack[lane->depth++];
-            entry.slot = handle->slot;
-            entry.kind = OpenKind::Mark;
-            entry.timed = true;
-            entry.disturbed = false;
+            entry.word = open_word(handle->slot, OpenKind::Mark);
             entry.owner = nullptr;
             entry.start_event = 0;
             entry.start = now;  // contiguous: the end of one is the start of the next
@@ -1029,8 +1055,8 @@ PyObject* tile_start(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
 
 PyObject* tile_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
-    const uint64_t end = profiler->source->now();
     if (count >= 1 && args[0] == g_disabled_timer) Py_RETURN_NONE;
+    const uint64_t end = profiler->source->now();
     if (count < 1 || count > 4) {
         return raise_error("UsageError", "tiles.stop takes a timer, elements, flops and bytes");
     }

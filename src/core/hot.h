@@ -104,6 +104,7 @@ struct State {
     PyObject* stream_argument = nullptr;
     uint64_t stream = 0;
     uint32_t step_counter = 0;
+    uint32_t phase_steps[MAX_PHASES] = {};
     uint32_t sample_steps = 1;
     uint32_t sample_layers = 1;
     uint64_t entry_counter = 0;
@@ -118,6 +119,7 @@ struct ProfilerObject {
     uint8_t phase;
     bool step_timed;
     bool in_step;
+    bool only_counts;    // inside a step that sampling leaves out: entries are counted, not timed
     uint32_t step;
     uint32_t index;      // place of this profiler's lane in a thread's table
     TickSource* source;

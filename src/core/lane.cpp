@@ -87,21 +87,21 @@ void Lane::remember(const BrickRecord& record) {
 template <class T>
 LaneStore::Placed<T> Lane::take(ExtentKind kind, Extent& extent, uint32_t& ordinal, uint64_t bytes) {
     if (!extent.header || extent.capacity() - extent.header->used < bytes) {
-        if (m_out_of_space) return {nullptr, 0};
+        if (m_out_of_space) return {nullptr, 0, 0, 0};
         const uint64_t grown =
             std::min(FIRST_EXTENT_BYTES << std::min(ordinal, 5u), LARGEST_EXTENT_BYTES);
         try {
             extent = m_spool.add_extent(kind, m_header->lane, ordinal, grown - sizeof(ExtentHeader));
         } catch (const SpoolError&) {
             m_out_of_space = true;
-            return {nullptr, 0};
+            return {nullptr, 0, 0, 0};
         }
         ordinal += 1;
     }
     const uint64_t at = extent.header->used;
     T* place = reinterpret_cast<T*>(extent.payload() + at);
     std::atomic_ref<uint64_t>(extent.header->used).store(at + bytes, std::memory_order_release);
-    return {place, extent.payload_offset() + at};
+    return {place, extent.payload_offset() + at, 0, 0};
 }
 
 LaneStore::Placed<Node> Lane::new_node() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <string>
 
@@ -17,14 +18,26 @@ enum class OpenKind : uint8_t { Block, Timer, Mark, Step, Tile };
 // A brick that was entered and not yet left.
 struct OpenEntry {
     uint64_t start;
-    uint32_t slot;
-    OpenKind kind;
-    bool timed;
-    bool disturbed;      // an outer brick was left first, or depth was exceeded
+    union {
+        struct {
+            uint32_t slot;
+            OpenKind kind;
+            bool timed;
+            bool disturbed;  // an outer brick was left first, or depth was exceeded
+            bool unused;
+        };
+        uint64_t word;       // the four above, to be set and compared at once
+    };
     void* owner;         // the timer object of OpenKind::Timer and Tile; owned by the stack
     uint64_t start_event;  // device clocks: the event enqueued at the start
     uint64_t stream;
 };
+
+// OpenEntry::word of an entry that is timed and undisturbed.
+constexpr uint64_t open_word(uint32_t slot, OpenKind kind) {
+    return uint64_t(slot) | uint64_t(kind) << 32 | uint64_t(1) << 40;
+}
+static_assert(std::endian::native == std::endian::little);
 
 struct LaneIdentity {
     uint32_t thread = 0;
@@ -47,6 +60,21 @@ class Lane final : public LaneStore {
         m_ring[m_head & (m_ring_records - 1)] = record;
         if (work) m_work[(m_head + 1) & (m_ring_records - 1)] = *work;
         m_head += work ? 2 : 1;
+        std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
+    }
+
+    // The same without work, built in place: four stores of a word each. Assembling a BrickRecord byte
+    // by byte and copying it would stall on store forwarding.
+    void append_words(uint64_t start, uint64_t end, uint64_t slot_and_elements, uint64_t rest) {
+        if (m_head + 2 - m_tail > m_ring_records) [[unlikely]] {
+            fold();
+        }
+        uint64_t* words = reinterpret_cast<uint64_t*>(&m_ring[m_head & (m_ring_records - 1)]);
+        words[0] = start;
+        words[1] = end;
+        words[2] = slot_and_elements;
+        words[3] = rest;
+        m_head += 1;
         std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
     }
 

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "fold.h"
@@ -128,7 +130,7 @@ class LaneCopy final : public LaneStore {
         for (Piece& piece : raw.nodes) add_nodes(piece, slots);
         for (Piece& piece : raw.bins) {
             for (uint64_t i = 0; i + HIST_CHUNK_BINS * 8 <= piece.bytes.size(); i += HIST_CHUNK_BINS * 8) {
-                chunks.push_back({reinterpret_cast<uint64_t*>(piece.bytes.data() + i), 0});
+                chunks.push_back({reinterpret_cast<uint64_t*>(piece.bytes.data() + i), 0, 0, 0});
             }
         }
         for (Piece& piece : raw.cells) add_cells(piece, slots);
@@ -146,7 +148,7 @@ class LaneCopy final : public LaneStore {
                 m_damaged = true;
                 continue;
             }
-            nodes.push_back({node, 0});
+            nodes.push_back({node, 0, 0, 0});
             index_node(uint32_t(nodes.size() - 1));
         }
     }
@@ -154,7 +156,7 @@ class LaneCopy final : public LaneStore {
         for (uint64_t i = 0; i + sizeof(TileCell) <= piece.bytes.size(); i += sizeof(TileCell)) {
             TileCell* cell = reinterpret_cast<TileCell*>(piece.bytes.data() + i);
             if (cell->count == 0 || cell->slot >= slots) continue;
-            cells.push_back({cell, 0});
+            cells.push_back({cell, 0, 0, 0});
             index_cell(uint32_t(cells.size() - 1));
         }
     }
@@ -169,12 +171,12 @@ class LaneCopy final : public LaneStore {
         }
     }
     void remember(const BrickRecord& record) override { m_raw.recent.push_back(record); }
-    Placed<Node> new_node() override { return {&m_new_nodes.emplace_back(), 0}; }
+    Placed<Node> new_node() override { return {&m_new_nodes.emplace_back(), 0, 0, 0}; }
     Placed<uint64_t> new_chunk() override {
         m_new_chunks.emplace_back(HIST_CHUNK_BINS, 0);
-        return {m_new_chunks.back().data(), 0};
+        return {m_new_chunks.back().data(), 0, 0, 0};
     }
-    Placed<TileCell> new_cell() override { return {&m_new_cells.emplace_back(), 0}; }
+    Placed<TileCell> new_cell() override { return {&m_new_cells.emplace_back(), 0, 0, 0}; }
 
     RawLane& m_raw;
     std::deque<Node> m_new_nodes;
@@ -215,14 +217,32 @@ std::vector<BrickRecord> read_recent(const File& file, const ExtentEntry& extent
     return ordered;
 }
 
+LaneHeader read_lane_header(const File& file, const RawLane& raw) {
+    LaneHeader header{};
+    file.read(raw.header_offset, &header, sizeof header);
+    return header;
+}
+
+// Whether no fold began, ended or saved anything between two looks at a lane: what was read between
+// them belongs together. Inside an open fold only what its journal holds already may have changed.
+bool is_same_moment(const LaneHeader& one, const LaneHeader& other) {
+    return one.sequence == other.sequence && one.batch == other.batch &&
+           one.journal_bytes == other.journal_bytes;
+}
+
 // One attempt; false when the writer folded meanwhile.
 bool copy_lane(const File& file, const std::vector<ExtentEntry>& extents, const ExtentEntry& lane,
                RawLane& raw, bool accept_open_fold, std::vector<std::string>& problems) {
     raw = {};
     raw.header_offset = lane.payload_offset();
-    file.read(raw.header_offset, &raw.header, sizeof raw.header);
+    const LaneHeader before = read_lane_header(file, raw);
+    raw.header = read_lane_header(file, raw);
+    if (!is_same_moment(before, raw.header)) return false;
     if (!accept_open_fold && raw.header.sequence % 2 != 0) return false;
+    // A lane gets its ring last: without one it has recorded nothing.
+    if (raw.header.ring_records == 0 && raw.header.head == 0) return true;
     if (!is_sane(raw.header, lane.header.bytes)) {
+        if (!is_same_moment(raw.header, read_lane_header(file, raw))) return false;
         problems.push_back("damaged lane" + at(lane.offset));
         raw.header.ring_records = 0;
         return true;
@@ -245,9 +265,18 @@ bool copy_lane(const File& file, const std::vector<ExtentEntry>& extents, const 
             default: break;
         }
     }
-    LaneHeader after{};
-    file.read(raw.header_offset, &after, sizeof after);
-    return after.sequence == raw.header.sequence;
+    return is_same_moment(raw.header, read_lane_header(file, raw));
+}
+
+// Takes out what the fold had added, since it is added again, and an oldest entry that it may have
+// been about to replace.
+void roll_back_timeline(RawLane& raw, uint64_t old_head) {
+    if (!raw.recent.empty() && raw.recent.size() == raw.header.recent_records) {
+        raw.recent.erase(raw.recent.begin());
+    }
+    if (raw.header.recent_head < old_head) return;
+    const uint64_t added = raw.header.recent_head - old_head;
+    raw.recent.resize(raw.recent.size() - std::min<uint64_t>(added, raw.recent.size()));
 }
 
 // Undoes a fold that was under way, newest change first.
@@ -260,6 +289,7 @@ void roll_back(RawLane& raw) {
         starts.push_back(at);
         at += sizeof entry + round_up(entry.bytes, 8);
     }
+    LaneHeader old_header = raw.header;
     for (auto start = starts.rbegin(); start != starts.rend(); ++start) {
         JournalEntry entry;
         std::memcpy(&entry, raw.journal.data() + *start, sizeof entry);
@@ -269,28 +299,43 @@ void roll_back(RawLane& raw) {
                 entry.bytes > size - (entry.offset - base)) return;
             std::memcpy(bytes + (entry.offset - base), old, entry.bytes);
         };
-        restore(raw.header_offset, reinterpret_cast<uint8_t*>(&raw.header), sizeof raw.header);
+        restore(raw.header_offset, reinterpret_cast<uint8_t*>(&old_header), sizeof old_header);
         for (auto* pieces : {&raw.nodes, &raw.bins, &raw.cells}) {
             for (Piece& piece : *pieces) restore(piece.offset, piece.bytes.data(), piece.bytes.size());
         }
     }
+    roll_back_timeline(raw, old_header.recent_head);
+    // Of the header a fold changes these; the rest says how long the copied ring is.
+    raw.header.tail = old_header.tail;
+    raw.header.recent_head = old_header.recent_head;
+    raw.header.deepest = old_header.deepest;
+    std::copy(std::begin(old_header.child_ns), std::end(old_header.child_ns), raw.header.child_ns);
+}
+
+// Whether a record can have been written by us. Times must stay where TickScale can hold them.
+bool is_sound(const BrickRecord& record, uint32_t slots, const TickScale& scale) {
+    constexpr double LIMIT_NS = 9e18;
+    const double start = double(int64_t(record.start - scale.anchor_tick)) * scale.ns_per_tick;
+    const double length = double(int64_t(record.end - record.start)) * scale.ns_per_tick;
+    return record.slot < slots && record.phase < MAX_PHASES && record.depth < MAX_DEPTH &&
+           !(record.flags & RECORD_IS_WORK) && std::abs(start) < LIMIT_NS &&
+           (record.flags & RECORD_EXACT || std::abs(length) < LIMIT_NS);
 }
 
 // How far the ring can be trusted.
-uint64_t sound_head(const RawLane& raw, uint32_t slots) {
+uint64_t sound_head(const RawLane& raw, uint32_t slots, const TickScale& scale) {
     uint64_t at = raw.header.tail;
     while (at < raw.header.head) {
         const BrickRecord& record = raw.ring[at & (raw.header.ring_records - 1)];
-        const bool sound = record.slot < slots && record.phase < MAX_PHASES &&
-                           record.depth < MAX_DEPTH && !(record.flags & RECORD_IS_WORK);
         const uint64_t entries = record.flags & RECORD_WORK ? 2 : 1;
-        if (!sound || at + entries > raw.header.head) break;
+        if (!is_sound(record, slots, scale) || at + entries > raw.header.head) break;
         at += entries;
     }
     return at;
 }
 
-void collect(Snapshot& snapshot, const LaneCopy& copy, const RawLane& raw, const TickScale& scale) {
+void collect(Snapshot& snapshot, const LaneCopy& copy, const RawLane& raw, uint32_t slots,
+             const TickScale& scale) {
     const uint32_t lane = raw.header.lane;
     for (const auto& placed : copy.nodes) {
         const Node& node = *placed.at;
@@ -312,6 +357,7 @@ void collect(Snapshot& snapshot, const LaneCopy& copy, const RawLane& raw, const
     }
     if (raw.header.recent_records) {
         for (BrickRecord record : raw.recent) {
+            if (!is_sound(record, slots, scale)) continue;
             const uint64_t duration = scale.duration_ns(record);
             record.start = scale.time_ns(record.start);
             record.end = record.start + duration;
@@ -321,13 +367,21 @@ void collect(Snapshot& snapshot, const LaneCopy& copy, const RawLane& raw, const
     }
 }
 
-void read_tables(const File& file, const std::vector<ExtentEntry>& extents, Snapshot& snapshot) {
-    for (const ExtentEntry& extent : extents) {
-        if (extent.header.kind < uint32_t(ExtentKind::String)) continue;
-        std::string& rows = snapshot.tables[extent.header.kind];
-        if (rows.size() + extent.header.used > MAX_TABLE_BYTES) continue;
-        const Piece piece = read_piece(file, extent);
-        rows.append(reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size());
+void read_rows(const File& file, const ExtentEntry& extent, Snapshot& snapshot) {
+    std::string& rows = snapshot.tables[extent.header.kind];
+    if (rows.size() + extent.header.used > MAX_TABLE_BYTES) return;
+    const Piece piece = read_piece(file, extent);
+    rows.append(reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size());
+}
+
+void read_tables(const File& file, Snapshot& snapshot) {
+    std::vector<std::string> seen_already;
+    for (const ExtentEntry& extent : list_extents(file, snapshot.header, snapshot.problems)) {
+        if (extent.header.kind > uint32_t(ExtentKind::String)) read_rows(file, extent, snapshot);
+    }
+    // Strings last: the name in a row was written before it.
+    for (const ExtentEntry& extent : list_extents(file, read_header(file), seen_already)) {
+        if (extent.header.kind == uint32_t(ExtentKind::String)) read_rows(file, extent, snapshot);
     }
     std::string& raw = snapshot.tables[uint32_t(ExtentKind::String)];
     for (uint64_t at = 0; at + sizeof(StringRow) <= raw.size();) {
@@ -350,33 +404,41 @@ Snapshot read_spool(const std::string& path) {
     Snapshot snapshot{};
     snapshot.header = read_header(file);
     std::vector<RawLane> lanes;
-    std::vector<ExtentEntry> extents = list_extents(file, snapshot.header, snapshot.problems);
+    std::set<uint32_t> lane_numbers;
+    std::vector<std::string> of_this_look;  // looks are repeated; the last one's problems count
+    std::vector<ExtentEntry> extents = list_extents(file, snapshot.header, of_this_look);
     for (size_t position = 0; position < extents.size(); ++position) {
         const ExtentEntry extent = extents[position];
         if (extent.header.kind != uint32_t(ExtentKind::Lane)) continue;
+        // A second lane of one number would copy the first one's statistics again.
+        if (!lane_numbers.insert(extent.header.lane).second) {
+            snapshot.problems.push_back("damaged lane" + at(extent.offset));
+            continue;
+        }
         RawLane raw;
         std::vector<std::string> problems;
         for (int attempt = 0;; ++attempt) {
             // A fold takes microseconds: one that stays open belongs to a process that is gone.
             const bool last = attempt == LIVE_ATTEMPTS;
             problems.clear();
-            if (copy_lane(file, extents, extent, raw, last || attempt % 20 == 19, problems) || last) break;
+            if (copy_lane(file, extents, extent, raw, last || attempt % 20 == 19, problems)) break;
+            if (last) {
+                problems.push_back("a lane" + at(extent.offset) +
+                                   " changed too fast to be read; read it again");
+                raw.header.ring_records = 0;
+                break;
+            }
             std::this_thread::sleep_for(std::chrono::microseconds(100));
             // The fold may have added extents.
             snapshot.header = read_header(file);
-            snapshot.problems.clear();
-            extents = list_extents(file, snapshot.header, snapshot.problems);
+            extents = list_extents(file, snapshot.header, of_this_look);
         }
         snapshot.problems.insert(snapshot.problems.end(), problems.begin(), problems.end());
         if (raw.header.ring_records) lanes.push_back(std::move(raw));
     }
     // Tables last: every slot that a copied record names was written before it.
     snapshot.header = read_header(file);
-    snapshot.problems.erase(
-        std::remove_if(snapshot.problems.begin(), snapshot.problems.end(),
-                       [](const std::string& text) { return text.find("lane") == std::string::npos; }),
-        snapshot.problems.end());
-    read_tables(file, list_extents(file, snapshot.header, snapshot.problems), snapshot);
+    read_tables(file, snapshot);
     const uint32_t slots =
         uint32_t(snapshot.tables[uint32_t(ExtentKind::Slot)].size() / sizeof(SlotRow));
     for (RawLane& raw : lanes) {
@@ -389,12 +451,12 @@ Snapshot read_spool(const std::string& path) {
                                                 snapshot.header.ns_per_tick};
         LaneCopy copy(raw, slots);
         if (!raw.ring.empty()) {
-            const uint64_t head = sound_head(raw, slots);
+            const uint64_t head = sound_head(raw, slots, scale);
             if (head != raw.header.head) snapshot.problems.push_back("damaged records in a lane's ring");
             fold_records(raw.header, raw.ring.data(), copy, head, scale, nullptr, 0, nullptr);
         }
         if (copy.is_damaged()) snapshot.problems.push_back("damaged statistics in a lane");
-        collect(snapshot, copy, raw, scale);
+        collect(snapshot, copy, raw, slots, scale);
         snapshot.lanes.push_back(raw.header);
     }
     return snapshot;

@@ -32,17 +32,19 @@ void publish(T& field, T value) {
 Spool::Spool(const std::string& path, uint32_t rank, const TickSource& source) : m_path(path) {
     m_fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (m_fd < 0) fail("cannot create", path, errno);
-    if (const int error = ::posix_fallocate(m_fd, 0, PAGE_BYTES)) {
-        ::close(m_fd);
+    try {
+        begin(rank, source);
+    } catch (...) {
+        unmap();
         ::unlink(path.c_str());
-        fail("cannot allocate", path, error);
+        throw;
     }
+}
+
+void Spool::begin(uint32_t rank, const TickSource& source) {
+    if (const int error = ::posix_fallocate(m_fd, 0, PAGE_BYTES)) fail("cannot allocate", m_path, error);
     void* page = ::mmap(nullptr, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, m_fd, 0);
-    if (page == MAP_FAILED) {
-        const int error = errno;
-        ::close(m_fd);
-        fail("cannot map", path, error);
-    }
+    if (page == MAP_FAILED) fail("cannot map", m_path, errno);
     m_mappings.emplace_back(page, PAGE_BYTES);
     m_header = static_cast<SpoolHeader*>(page);
     m_header->header_bytes = PAGE_BYTES;

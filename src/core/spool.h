@@ -68,6 +68,7 @@ class Spool {
     void abandon();
 
   private:
+    void begin(uint32_t rank, const TickSource& source);
     Extent add_extent_locked(ExtentKind kind, uint32_t lane, uint32_t ordinal,
                              uint64_t payload_bytes);
     void append_locked(ExtentKind table, const void* row, uint64_t bytes);

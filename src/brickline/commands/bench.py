@@ -78,7 +78,8 @@ def _load(directory: Path, name: str) -> Any:
         spec = importlib.util.spec_from_file_location(
             f"brickline_bench_{name}", directory / f"{name}.py"
         )
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{directory / name}.py cannot be loaded")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)

@@ -165,4 +165,4 @@ class ProcessLog:
             words = [given] if isinstance(given, str | bytes | os.PathLike) else list(given)
             self._note(popen.pid, [os.fsdecode(word) for word in words])
 
-        subprocess.Popen.__init__ = started  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = started  # type: ignore[assignment, method-assign]

@@ -82,6 +82,7 @@ class Clock(ABC):
     default_sampling: Sampling = Sampling()
     """What the profiler uses where its maker does not choose."""
 
+    @abstractmethod
     def prepare(self, core: _core.ProfilerCore) -> None:
         """Choose the host's tick source."""
 

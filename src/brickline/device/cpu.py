@@ -15,6 +15,9 @@ class CpuClock(Clock):
 
     name = "CPU"
 
+    def prepare(self, core: _core.ProfilerCore) -> None:
+        """Leave the host's ticks as they are."""
+
     def attach(self, core: _core.ProfilerCore) -> None:
         """Leave the core on its host clock."""
 

@@ -29,6 +29,9 @@ class CudaClock(Clock):
         self._number = number
         self._stream = None if stream is None else stream_handle(stream)
 
+    def prepare(self, core: _core.ProfilerCore) -> None:
+        """Leave the host's ticks as they are: they time steps and enqueueing."""
+
     def attach(self, core: _core.ProfilerCore) -> None:
         """Make the device's context current in this thread and hand its events to the core."""
         getter = _make_current(self._number)
