@@ -399,7 +399,8 @@ class BrickProfiler(_core.ProfilerCore):
         else:
             return Profile(self.name, enabled=False)
         peaks = peaks_from_document(load_peaks(self._clock.name))
-        return profile_from_parts([part], name=self.name, peaks=peaks)
+        is_live = self._spool is not None
+        return profile_from_parts([part], name=self.name, peaks=peaks, is_live=is_live)
 
     def brick_stats(self, brick: BrickId | str) -> BrickStats:
         """Return the statistics of a brick; count 0 where it never ran."""

@@ -163,7 +163,9 @@ NB_MODULE(_core, module) {
     module.doc() = "brickline's native core.";
     // Profilers live until the interpreter ends, and so do their graphs.
     nb::set_leak_warnings(false);
-    if (hot::ready_hot_types(module.ptr()) || hot::ready_profiler_type(module.ptr())) {
+    PyObject* self = module.ptr();
+    if (hot::intern_argument_names() || hot::ready_handle_type(self) || hot::ready_timer_type(self) ||
+        hot::ready_profiler_type(self)) {
         throw nb::python_error();
     }
     g_spool_error = PyErr_NewException("brickline._core.SpoolError", nullptr, nullptr);

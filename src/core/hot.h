@@ -129,6 +129,21 @@ struct ProfilerObject {
 
 extern PyTypeObject ProfilerType, HandleType, TimerType, BoundType;
 
+// The lanes of one thread, by profiler index. One pointer lives in thread-local storage.
+struct ThreadLanes {
+    uint32_t size;
+    Lane* lanes[];
+};
+extern constinit thread_local ThreadLanes* t_lanes;
+
+inline Lane* fast_lane(const ProfilerObject* profiler) {
+    const ThreadLanes* mine = t_lanes;
+    if (mine && profiler->index < mine->size) [[likely]] {
+        return mine->lanes[profiler->index];
+    }
+    return nullptr;
+}
+
 // The lane of the calling thread; made on first use. Null with an exception set when the disk is
 // full.
 Lane* lane_of_thread(ProfilerObject* profiler);
@@ -149,14 +164,59 @@ HandleObject* handle_for(ProfilerObject* profiler, uint32_t brick, int32_t layer
 bool parse_count(PyObject* value, const char* what, uint64_t limit, uint64_t& count);
 bool parse_layer(PyObject* value, int32_t& layer);
 
+// Pushes an entry with every option considered. Returns false with an exception set.
+bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind kind, void* owner);
+// Writes the record of an entry that has left the stack.
+void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, uint32_t depth,
+                  uint64_t end, uint64_t elements, const WorkRecord* work);
+// Ends marks that stand on top: what encloses them is being left.
+void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end);
 void step_begin(ProfilerObject* profiler, Lane* lane, uint32_t slot, bool timed);
 void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, void* owner,
            uint64_t end, uint64_t elements, const WorkRecord* work);
 
-int ready_hot_types(PyObject* module);
+int ready_handle_type(PyObject* module);
+int ready_timer_type(PyObject* module);
 int ready_profiler_type(PyObject* module);
 // The slot of tiles of a level in the brick that is open on the lane; -1 with an exception set.
 int64_t tile_slot(ProfilerObject* profiler, Lane* lane, uint32_t level);
+
+// Interned names of keyword arguments: at a call they are found by address.
+struct ArgumentNames {
+    PyObject *layer, *elements, *bytes, *flops, *row, *column;
+};
+extern ArgumentNames names_of_arguments;
+int intern_argument_names();
+
+inline bool name_is(PyObject* name, PyObject* interned) {
+    return name == interned || PyUnicode_Compare(name, interned) == 0;
+}
+PyObject* unexpected_keyword(const char* call, PyObject* name);
+
+inline HandleObject* as_handle(PyObject* object) { return reinterpret_cast<HandleObject*>(object); }
+inline ProfilerObject* as_profiler(PyObject* object) {
+    return reinterpret_cast<ProfilerObject*>(object);
+}
+inline uint64_t handle_elements(const HandleObject* handle) {
+    return uint64_t(handle->elements_high) << 32 | handle->elements_low;
+}
+
+inline BrickRecord make_record(const ProfilerObject* profiler, const OpenEntry& entry, uint32_t depth,
+                               uint64_t end, uint32_t elements_low, uint8_t elements_high,
+                               uint8_t flags) {
+    return {entry.start, end, entry.slot, elements_low, uint8_t(depth), profiler->phase, flags,
+            elements_high, profiler->step};
+}
+
+// The last two words of a BrickRecord without flags.
+inline uint64_t elements_word(uint32_t slot, uint32_t elements_low) {
+    return uint64_t(slot) | uint64_t(elements_low) << 32;
+}
+inline uint64_t place_word(const ProfilerObject* profiler, uint32_t depth, uint8_t elements_high,
+                           uint8_t flags) {
+    return uint64_t(depth) | uint64_t(profiler->phase) << 8 | uint64_t(flags) << 16 |
+           uint64_t(elements_high) << 24 | uint64_t(profiler->step) << 32;
+}
 
 PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* profiler_start(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);

@@ -17,8 +17,6 @@ constexpr uint32_t NO_INDEX = 0xffffffffu;
 
 PyObject* g_vocabulary = nullptr;  // list of (label, category, (names…))
 
-ProfilerObject* as_profiler(PyObject* object) { return reinterpret_cast<ProfilerObject*>(object); }
-
 bool is_open(ProfilerObject* profiler) {
     return profiler->state->recorder && profiler->state->recorder->is_open();
 }

@@ -249,7 +249,8 @@ bool copy_lane(const File& file, const std::vector<ExtentEntry>& extents, const 
     }
     const uint64_t ring_offset = lane.offset + PAGE_BYTES;
     const uint64_t ring_bytes = raw.header.ring_records * sizeof(BrickRecord);
-    if (raw.header.head != raw.header.tail) {
+    // A fold that is undone gives records back to the ring.
+    if (raw.header.head != raw.header.tail || raw.header.journal_bytes != 0) {
         raw.ring.resize(raw.header.ring_records);
         file.read(ring_offset, raw.ring.data(), ring_bytes);
     }

@@ -27,12 +27,13 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return directory
 
 
-def python(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Start a program that sees the same brickline as this one."""
+def python(code: str | Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """Start a program, its text or its file, that sees the same brickline as this one."""
+    program = ["-c", code] if isinstance(code, str) else [str(code)]
     package = str(Path(bl.__file__).parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        [sys.executable, "-W", "error", *program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -253,7 +254,7 @@ def test_new_threads_are_counted_under_sampling(tmp_path: Path, sampling: bl.Sam
 
 def test_reading_while_others_record(tmp_path: Path) -> None:
     done = threading.Event()
-    with BrickProfiler("t", enabled=True, path=tmp_path / "run", graph=True) as p:
+    with BrickProfiler("t", enabled=True, path=tmp_path / "run") as p:
         written = [0] * 4
 
         def work(number: int) -> None:
@@ -267,7 +268,6 @@ def test_reading_while_others_record(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         seen = [p.brick_stats("Work").count for _ in range(20)]
-        p.disable_graph()
         done.set()
         for thread in threads:
             thread.join()
@@ -304,7 +304,7 @@ def test_many_profilers_come_and_go(state: Path) -> None:
     assert list(state.rglob("*.spool")) == []
 
 
-# ------------------------------------------------------------------------------------ fork and spawn
+# ----------------------------------------------------------------------------------- fork and spawn
 
 FORK = """
 import os, sys, threading
@@ -428,11 +428,7 @@ def test_children_record_into_the_run_of_the_command(tmp_path: Path, method: str
     script = tmp_path / "program.py"
     script.write_text(WORKERS)
     writer = bl.runs.RunWriter.create(tmp_path / "run", name="program")
-    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], {}, '__main__')"
-    if method != "fork":
-        code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(script)!r},"
-        code += " sys.argv[2]]))"
-    program = python(code, script, method, BRICKLINE_RUN=str(tmp_path / "run"))
+    program = python(script, method, BRICKLINE_RUN=str(tmp_path / "run"))
     main, *workers = (int(pid) for pid in finish(program).split())
     writer.close()
     run = Run.open(tmp_path / "run")
@@ -446,7 +442,7 @@ def test_children_record_into_the_run_of_the_command(tmp_path: Path, method: str
     assert {document["process"] for document in run.joined} >= {main, *workers}
 
 
-# ------------------------------------------------------------------------------------- life and death
+# ----------------------------------------------------------------------------------- life and death
 
 
 def spools(state: Path) -> list[Path]:
@@ -587,7 +583,7 @@ while True:
     assert len(set(seen)) > 3
 
 
-# ------------------------------------------------------------------------------------------- imports
+# ------------------------------------------------------------------------------------------ imports
 
 
 def test_importing_brickline_imports_nothing_heavy() -> None:

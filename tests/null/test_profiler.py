@@ -60,7 +60,7 @@ def spend(p: BrickProfiler, brick: BrickId | str, ns: int, **where: Any) -> None
         p.advance(ns)
 
 
-# ---------------------------------------------------------------------------------- start and stop
+# ----------------------------------------------------------------------------------- start and stop
 
 
 def test_start_and_stop_by_id(p: BrickProfiler) -> None:
@@ -182,9 +182,13 @@ def test_declared_work_that_changes_with_every_entry_is_summed(p: BrickProfiler)
 def test_a_brick_left_by_an_exception_is_recorded_and_the_exception_passes(
     p: BrickProfiler,
 ) -> None:
-    with pytest.raises(KeyError, match="mine"), p.brick("A"):
-        p.advance(3)
-        raise KeyError("mine")
+    def fail() -> None:
+        with p.brick("A"):
+            p.advance(3)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
     assert p.brick_stats("A").total_ns == 3
 
 
@@ -406,7 +410,7 @@ def test_a_decorated_function_of_a_disabled_profiler_just_runs(make: Make) -> No
     assert p.brick_stats("Work").count == 1
 
 
-# ------------------------------------------------------------------------------------ supplied spans
+# ----------------------------------------------------------------------------------- supplied spans
 
 
 def test_record_elapsed_takes_nanoseconds_or_a_timedelta(p: BrickProfiler) -> None:
@@ -537,9 +541,13 @@ def test_a_step_may_learn_its_tokens_before_it_ends(p: BrickProfiler) -> None:
 
 
 def test_a_step_left_by_an_exception_is_counted(p: BrickProfiler) -> None:
-    with pytest.raises(KeyError), p.step(tokens=2), p.brick("A"):
-        p.advance(3)
-        raise KeyError
+    def fail() -> None:
+        with p.step(tokens=2), p.brick("A"):
+            p.advance(3)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
     assert p.total_tokens() == 2
     assert p.profile().steps[""].wall_ns == 3
 

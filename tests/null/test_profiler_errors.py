@@ -261,7 +261,7 @@ def test_a_timer_forgotten_inside_a_brick_leaves_the_brick_in_order(p: BrickProf
     assert p.profile().recording.abandoned_timers == 1
 
 
-# ------------------------------------------------------------------------------------ out of order
+# ------------------------------------------------------------------------------------- out of order
 
 
 def test_an_exit_out_of_order_is_flagged_and_not_exclusive(p: BrickProfiler) -> None:
@@ -516,7 +516,7 @@ def test_captures_need_cuda(p: BrickProfiler) -> None:
         pass
 
 
-# --------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------ the run
 
 
 def test_an_existing_path_is_refused(tmp_path: Path) -> None:
@@ -650,7 +650,7 @@ def test_a_budget_with_a_typo() -> None:
     assert survives_pickling(caught.value)
 
 
-# ------------------------------------------------------------------------------------- the errors
+# --------------------------------------------------------------------------------------- the errors
 
 
 TREE = [

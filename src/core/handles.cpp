@@ -1,0 +1,464 @@
+// BrickHandle: `with brick:` without an allocation, and bricks as decorators.
+//
+// An entry reads the clock last and an exit reads it first, so a measurement holds as little of
+// itself as possible. The fast paths cover the host clock without sampling; hot.cpp has the rest.
+#include "hot.h"
+
+#include <cmath>
+
+namespace brickline::hot {
+namespace {
+
+PyObject* enter_call(PyObject* self, PyObject* const*, size_t, PyObject*) {
+    HandleObject* handle = reinterpret_cast<BoundObject*>(self)->handle;
+    ProfilerObject* profiler = handle->profiler;
+    if (profiler->mode == Mode::Host) {
+        Lane* lane = fast_lane(profiler);
+        if (lane && lane->depth < MAX_DEPTH) [[likely]] {
+            OpenEntry& entry = lane->stack[lane->depth++];
+            entry.word = open_word(handle->slot, OpenKind::Block);
+            entry.start_event = 0;
+            entry.start = profiler->source->now();
+        } else if (!enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr)) {
+            return nullptr;
+        }
+    } else if (profiler->mode != Mode::Off && !profiler->only_counts) {
+        if (!enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr)) return nullptr;
+    }
+    return Py_NewRef(reinterpret_cast<PyObject*>(handle));
+}
+
+// Whether the innermost brick is this one, entered before its step was left out.
+inline bool is_open_block(const Lane* lane, uint32_t slot) {
+    if (!lane->depth) return false;
+    const OpenEntry& entry = lane->stack[lane->depth - 1];
+    return entry.slot == slot && entry.kind == OpenKind::Block;
+}
+
+PyObject* exit_call(PyObject* self, PyObject* const*, size_t, PyObject*) {
+    HandleObject* handle = reinterpret_cast<BoundObject*>(self)->handle;
+    ProfilerObject* profiler = handle->profiler;
+    if (profiler->mode == Mode::Off) Py_RETURN_NONE;
+    Lane* lane = fast_lane(profiler);
+    if (profiler->only_counts && lane && !is_open_block(lane, handle->slot)) {
+        lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
+                           place_word(profiler, 0, handle->elements_high, RECORD_UNTIMED));
+        Py_RETURN_NONE;
+    }
+    const uint64_t end = profiler->source->now();
+    if (profiler->mode == Mode::Host && lane && lane->depth) [[likely]] {
+        const OpenEntry& entry = lane->stack[lane->depth - 1];
+        if (entry.word == open_word(handle->slot, OpenKind::Block) && !entry.start_event &&
+            !lane->too_deep) [[likely]] {
+            lane->depth -= 1;
+            if (!handle->has_work) [[likely]] {
+                lane->append_words(entry.start, end,
+                                   elements_word(handle->slot, handle->elements_low),
+                                   place_word(profiler, lane->depth, handle->elements_high, 0));
+            } else {
+                lane->append(make_record(profiler, entry, lane->depth, end, handle->elements_low,
+                                         handle->elements_high, RECORD_WORK), &handle->work);
+            }
+            Py_RETURN_NONE;
+        }
+    }
+    if (!lane && !(lane = lane_of_thread(profiler))) {
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_NONE;
+    }
+    leave(profiler, lane, handle->slot, OpenKind::Block, nullptr, end, handle_elements(handle),
+          handle->has_work ? &handle->work : nullptr);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}
+
+PyObject* bound_repr(PyObject* self) {
+    return PyUnicode_FromFormat("<bound with-block call of %R>",
+                                reinterpret_cast<BoundObject*>(self)->handle);
+}
+
+int bound_traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(reinterpret_cast<BoundObject*>(self)->handle);
+    return 0;
+}
+
+// The handle outlives its two callables in every order of collection: each holds the other, and
+// only the handle's tp_clear breaks the ring.
+int bound_clear(PyObject*) { return 0; }
+
+void bound_dealloc(PyObject* self) {
+    PyObject_GC_UnTrack(self);
+    Py_CLEAR(reinterpret_cast<BoundObject*>(self)->handle);
+    PyObject_GC_Del(self);
+}
+
+// Stands in the type's dictionary as __enter__ (or __exit__): reading it from an instance gives the
+// instance's own callable without making a bound method.
+struct CachedMethod {
+    PyObject_HEAD
+    Py_ssize_t offset;
+};
+
+PyObject* cached_method_get(PyObject* self, PyObject* instance, PyObject*) {
+    if (!instance) return Py_NewRef(self);
+    char* base = reinterpret_cast<char*>(instance);
+    return Py_NewRef(*reinterpret_cast<PyObject**>(base + reinterpret_cast<CachedMethod*>(self)->offset));
+}
+
+PyTypeObject CachedMethodType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+BoundObject* make_bound(HandleObject* handle, vectorcallfunc call) {
+    BoundObject* bound = PyObject_GC_New(BoundObject, &BoundType);
+    if (!bound) return nullptr;
+    bound->call = call;
+    bound->handle = reinterpret_cast<HandleObject*>(Py_NewRef(reinterpret_cast<PyObject*>(handle)));
+    PyObject_GC_Track(reinterpret_cast<PyObject*>(bound));
+    return bound;
+}
+
+HandleObject* make_handle(ProfilerObject* profiler, uint32_t brick, int32_t layer, uint64_t elements,
+                          uint64_t bytes, double flops) {
+    HandleObject* handle = PyObject_GC_New(HandleObject, &HandleType);
+    if (!handle) return nullptr;
+    handle->profiler =
+        reinterpret_cast<ProfilerObject*>(Py_NewRef(reinterpret_cast<PyObject*>(profiler)));
+    handle->enter = handle->exit = nullptr;
+    handle->weakrefs = nullptr;
+    handle->layer = layer;
+    handle->brick = brick;
+    handle->elements_low = uint32_t(elements);
+    handle->elements_high = uint8_t(elements >> 32);
+    handle->has_work = bytes != 0 || flops != 0;
+    handle->work = WorkRecord{};
+    handle->work.bytes_in = bytes;
+    handle->work.flops = flops;
+    handle->work.flags = RECORD_IS_WORK;
+    const Brick& entry = profiler->state->bricks[brick];
+    SlotDefinition slot;
+    slot.name = entry.name;
+    slot.brick = entry.id;
+    slot.layer = layer;
+    slot.category = entry.category;
+    handle->slot = slot_for(profiler, slot);
+    PyObject_GC_Track(reinterpret_cast<PyObject*>(handle));
+    handle->enter = make_bound(handle, enter_call);
+    handle->exit = make_bound(handle, exit_call);
+    if (!handle->enter || !handle->exit || PyErr_Occurred()) {
+        Py_DECREF(handle);
+        return nullptr;
+    }
+    return handle;
+}
+
+int handle_traverse(PyObject* self, visitproc visit, void* arg) {
+    HandleObject* handle = as_handle(self);
+    Py_VISIT(handle->profiler);
+    Py_VISIT(handle->enter);
+    Py_VISIT(handle->exit);
+    return 0;
+}
+
+int handle_clear(PyObject* self) {
+    HandleObject* handle = as_handle(self);
+    Py_CLEAR(handle->enter);
+    Py_CLEAR(handle->exit);
+    return 0;
+}
+
+void handle_dealloc(PyObject* self) {
+    HandleObject* handle = as_handle(self);
+    PyObject_GC_UnTrack(self);
+    if (handle->weakrefs) PyObject_ClearWeakRefs(self);
+    handle_clear(self);
+    Py_CLEAR(handle->profiler);
+    PyObject_GC_Del(self);
+}
+
+PyObject* handle_repr(PyObject* self) {
+    HandleObject* handle = as_handle(self);
+    const Brick& brick = handle->profiler->state->bricks[handle->brick];
+    if (handle->layer < 0) return PyUnicode_FromFormat("<brick %s>", brick.name.c_str());
+    return PyUnicode_FromFormat("<brick %s, layer %d>", brick.name.c_str(), handle->layer);
+}
+
+PyObject* handle_get(PyObject* self, void* field) {
+    HandleObject* handle = as_handle(self);
+    const Brick& brick = handle->profiler->state->bricks[handle->brick];
+    switch (reinterpret_cast<intptr_t>(field)) {
+        case 0: return PyUnicode_FromString(brick.name.c_str());
+        case 1: if (handle->layer < 0) Py_RETURN_NONE; return PyLong_FromLong(handle->layer);
+        case 2: return PyLong_FromUnsignedLongLong(handle_elements(handle));
+        case 3: return PyLong_FromUnsignedLongLong(handle->work.bytes_in);
+        case 4: return PyFloat_FromDouble(handle->work.flops);
+        default: return Py_NewRef(reinterpret_cast<PyObject*>(handle->profiler));
+    }
+}
+
+PyGetSetDef handle_fields[] = {
+    {"name", handle_get, nullptr, "Name of the brick.", reinterpret_cast<void*>(0)},
+    {"layer", handle_get, nullptr, "Layer, or None.", reinterpret_cast<void*>(1)},
+    {"elements", handle_get, nullptr, "Elements counted per entry.", reinterpret_cast<void*>(2)},
+    {"bytes", handle_get, nullptr, "Bytes moved per entry, as declared.", reinterpret_cast<void*>(3)},
+    {"flops", handle_get, nullptr, "Operations per entry, as declared.", reinterpret_cast<void*>(4)},
+    {"profiler", handle_get, nullptr, "The profiler it records into.", reinterpret_cast<void*>(5)},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+// ----------------------------------------------------------------------------- decorated functions
+
+struct WrappedObject {
+    PyObject_HEAD
+    vectorcallfunc call;
+    HandleObject* handle;
+    PyObject* function;
+    PyObject* dict;
+    PyObject* weakrefs;
+};
+
+PyTypeObject WrappedType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyObject* wrapped_call(PyObject* self, PyObject* const* args, size_t count, PyObject* names) {
+    WrappedObject* wrapped = reinterpret_cast<WrappedObject*>(self);
+    PyObject* handle = enter_call(reinterpret_cast<PyObject*>(wrapped->handle->enter), nullptr, 0, nullptr);
+    if (!handle) return nullptr;
+    Py_DECREF(handle);
+    PyObject* result = PyObject_Vectorcall(wrapped->function, args, count, names);
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    if (!result) PyErr_Fetch(&type, &value, &trace);
+    PyObject* done = exit_call(reinterpret_cast<PyObject*>(wrapped->handle->exit), nullptr, 0, nullptr);
+    Py_XDECREF(done);
+    if (!result) {
+        PyErr_Restore(type, value, trace);
+    } else if (!done) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+int wrapped_traverse(PyObject* self, visitproc visit, void* arg) {
+    WrappedObject* wrapped = reinterpret_cast<WrappedObject*>(self);
+    Py_VISIT(wrapped->handle);
+    Py_VISIT(wrapped->function);
+    Py_VISIT(wrapped->dict);
+    return 0;
+}
+
+int wrapped_clear(PyObject* self) {
+    WrappedObject* wrapped = reinterpret_cast<WrappedObject*>(self);
+    Py_CLEAR(wrapped->dict);
+    return 0;
+}
+
+void wrapped_dealloc(PyObject* self) {
+    WrappedObject* wrapped = reinterpret_cast<WrappedObject*>(self);
+    PyObject_GC_UnTrack(self);
+    if (wrapped->weakrefs) PyObject_ClearWeakRefs(self);
+    Py_CLEAR(wrapped->dict);
+    Py_CLEAR(wrapped->function);
+    Py_CLEAR(wrapped->handle);
+    PyObject_GC_Del(self);
+}
+
+PyObject* wrapped_get(PyObject* self, PyObject* instance, PyObject*) {
+    if (!instance || instance == Py_None) return Py_NewRef(self);
+    return PyMethod_New(self, instance);
+}
+
+PyObject* handle_wrap(PyObject* self, PyObject* function) {
+    if (!PyCallable_Check(function)) {
+        return raise_error("UsageError",
+                           "a brick decorates a function: expected a callable, got %.200s; "
+                           "write @profiler.brick(\"Name\") above a def",
+                           Py_TYPE(function)->tp_name);
+    }
+    WrappedObject* wrapped = PyObject_GC_New(WrappedObject, &WrappedType);
+    if (!wrapped) return nullptr;
+    wrapped->call = wrapped_call;
+    wrapped->handle = as_handle(Py_NewRef(self));
+    wrapped->function = Py_NewRef(function);
+    wrapped->dict = nullptr;
+    wrapped->weakrefs = nullptr;
+    PyObject_GC_Track(reinterpret_cast<PyObject*>(wrapped));
+    return reinterpret_cast<PyObject*>(wrapped);
+}
+
+PyMemberDef wrapped_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(WrappedObject, call), READONLY, nullptr},
+    {"__dictoffset__", T_PYSSIZET, offsetof(WrappedObject, dict), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyGetSetDef wrapped_fields[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+// Calls on a handle decorate a function; brickline.profiler chooses the wrapper for coroutines and
+// generators, so the plain one is offered under its own name.
+PyObject* handle_call(PyObject* self, PyObject* args, PyObject* names) {
+    PyObject* function = nullptr;
+    if ((names && PyDict_GET_SIZE(names)) || !PyArg_ParseTuple(args, "O", &function)) {
+        PyErr_Clear();
+        return raise_error("UsageError", "a brick is called with one function to decorate");
+    }
+    PyObject* module = PyImport_ImportModule("brickline.profiler");
+    if (!module) return nullptr;
+    PyObject* result = PyObject_CallMethod(module, "decorate", "OO", self, function);
+    Py_DECREF(module);
+    return result;
+}
+
+PyMethodDef handle_methods[] = {
+    {"wrap", handle_wrap, METH_O, "Wrap a plain function so that each call is one entry."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+HandleObject* handle_for(ProfilerObject* profiler, uint32_t brick, int32_t layer) {
+    std::vector<HandleObject*>& handles = profiler->state->bricks[brick].by_layer;
+    const size_t place = size_t(layer + 1);
+    if (place < handles.size() && handles[place]) [[likely]] {
+        return handles[place];
+    }
+    HandleObject* handle = make_handle(profiler, brick, layer, 1, 0, 0);
+    if (!handle) return nullptr;
+    // make_handle may have grown State::bricks' slots, so look the vector up again.
+    std::vector<HandleObject*>& again = profiler->state->bricks[brick].by_layer;
+    if (place >= again.size()) again.resize(place + 1);
+    again[place] = handle;
+    return handle;
+}
+
+PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    ProfilerObject* profiler = as_profiler(self);
+    if (count < 1 || count > 2) {
+        return raise_error("UsageError", "brick() takes a BrickId or a name, then layer=, elements=, "
+                                         "bytes=, flops=");
+    }
+    const int64_t brick = find_brick(profiler, args[0]);
+    if (brick < 0) return nullptr;
+    int32_t layer = -1;
+    if (count == 2 && !parse_layer(args[1], layer)) return nullptr;
+    WorkKey key{uint32_t(brick), layer, 1, 0, 0};
+    bool has_work = false;
+    const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    for (Py_ssize_t i = 0; i < named; ++i) {
+        PyObject* name = PyTuple_GET_ITEM(names, i);
+        PyObject* value = args[count + i];
+        if (name_is(name, names_of_arguments.layer)) {
+            if (!parse_layer(value, key.layer)) return nullptr;
+        } else if (name_is(name, names_of_arguments.elements)) {
+            if (!parse_count(value, "elements", MAX_ELEMENTS, key.elements)) return nullptr;
+            has_work = true;
+        } else if (name_is(name, names_of_arguments.bytes)) {
+            if (!parse_count(value, "bytes", 1ull << 60, key.bytes)) return nullptr;
+            has_work = true;
+        } else if (name_is(name, names_of_arguments.flops)) {
+            key.flops = PyFloat_AsDouble(value);
+            if (key.flops == -1.0 && PyErr_Occurred()) PyErr_Clear(), key.flops = NAN;
+            if (!std::isfinite(key.flops) || key.flops < 0) {
+                return raise_error("CountError",
+                                   "flops: expected a finite number from 0 on, got %R", value);
+            }
+            has_work = true;
+        } else {
+            return unexpected_keyword("brick", name);
+        }
+    }
+    if (!has_work) {
+        HandleObject* handle = handle_for(profiler, key.brick, key.layer);
+        return handle ? Py_NewRef(reinterpret_cast<PyObject*>(handle)) : nullptr;
+    }
+    // Work that changes with every call (a growing KV cache) must not grow memory: a bounded,
+    // direct-mapped cache of handles that share one slot.
+    std::vector<CachedHandle>& cache = profiler->state->handles_with_work;
+    if (cache.empty()) cache.resize(1024);
+    uint64_t hash = key.elements * 0x9e3779b97f4a7c15ull ^ key.bytes * 0xc2b2ae3d27d4eb4full;
+    hash ^= (uint64_t(key.brick) << 32 | uint32_t(key.layer)) * 0xff51afd7ed558ccdull;
+    hash ^= std::hash<double>{}(key.flops);
+    CachedHandle& cached = cache[(hash ^ hash >> 32) % cache.size()];
+    if (!cached.handle || !(cached.key == key)) {
+        HandleObject* handle =
+            make_handle(profiler, key.brick, key.layer, key.elements, key.bytes, key.flops);
+        if (!handle) return nullptr;
+        Py_XSETREF(cached.handle, handle);
+        cached.key = key;
+    }
+    return Py_NewRef(reinterpret_cast<PyObject*>(cached.handle));
+}
+
+PyTypeObject HandleType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject BoundType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+namespace {
+
+PyMemberDef bound_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(BoundObject, call), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+int add_cached_method(const char* name, Py_ssize_t offset) {
+    CachedMethod* method = PyObject_New(CachedMethod, &CachedMethodType);
+    if (!method) return -1;
+    method->offset = offset;
+    const int failed =
+        PyDict_SetItemString(HandleType.tp_dict, name, reinterpret_cast<PyObject*>(method));
+    Py_DECREF(method);
+    return failed;
+}
+
+int ready_bound_types() {
+    BoundType.tp_name = "brickline._core.BoundCall";
+    BoundType.tp_basicsize = sizeof(BoundObject);
+    BoundType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
+    BoundType.tp_vectorcall_offset = offsetof(BoundObject, call);
+    BoundType.tp_call = PyVectorcall_Call;
+    BoundType.tp_members = bound_members;
+    BoundType.tp_repr = bound_repr;
+    BoundType.tp_traverse = bound_traverse;
+    BoundType.tp_clear = bound_clear;
+    BoundType.tp_dealloc = bound_dealloc;
+    CachedMethodType.tp_name = "brickline._core.CachedMethod";
+    CachedMethodType.tp_basicsize = sizeof(CachedMethod);
+    CachedMethodType.tp_flags = Py_TPFLAGS_DEFAULT;
+    CachedMethodType.tp_descr_get = cached_method_get;
+    CachedMethodType.tp_dealloc = [](PyObject* self) { PyObject_Free(self); };
+    WrappedType.tp_name = "brickline._core.Wrapped";
+    WrappedType.tp_basicsize = sizeof(WrappedObject);
+    WrappedType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC |
+                           Py_TPFLAGS_METHOD_DESCRIPTOR;
+    WrappedType.tp_vectorcall_offset = offsetof(WrappedObject, call);
+    WrappedType.tp_call = PyVectorcall_Call;
+    WrappedType.tp_members = wrapped_members;
+    WrappedType.tp_getset = wrapped_fields;
+    WrappedType.tp_dictoffset = offsetof(WrappedObject, dict);
+    WrappedType.tp_weaklistoffset = offsetof(WrappedObject, weakrefs);
+    WrappedType.tp_traverse = wrapped_traverse;
+    WrappedType.tp_clear = wrapped_clear;
+    WrappedType.tp_dealloc = wrapped_dealloc;
+    WrappedType.tp_descr_get = wrapped_get;
+    return PyType_Ready(&BoundType) || PyType_Ready(&CachedMethodType) || PyType_Ready(&WrappedType);
+}
+
+int ready_handle_types() {
+    HandleType.tp_name = "brickline._core.BrickHandle";
+    HandleType.tp_doc = "A brick of one profiler: use it in `with`, or to decorate a function.";
+    HandleType.tp_basicsize = sizeof(HandleObject);
+    HandleType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+    HandleType.tp_traverse = handle_traverse;
+    HandleType.tp_clear = handle_clear;
+    HandleType.tp_dealloc = handle_dealloc;
+    HandleType.tp_repr = handle_repr;
+    HandleType.tp_getset = handle_fields;
+    HandleType.tp_methods = handle_methods;
+    HandleType.tp_call = handle_call;
+    HandleType.tp_weaklistoffset = offsetof(HandleObject, weakrefs);
+    return PyType_Ready(&HandleType) ||
+           add_cached_method("__enter__", offsetof(HandleObject, enter)) ||
+           add_cached_method("__exit__", offsetof(HandleObject, exit));
+}
+
+}  // namespace
+
+int ready_handle_type(PyObject* module) {
+    if (ready_bound_types() || ready_handle_types()) return -1;
+    return PyModule_AddObjectRef(module, "BrickHandle", reinterpret_cast<PyObject*>(&HandleType));
+}
+
+}  // namespace brickline::hot

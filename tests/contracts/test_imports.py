@@ -1,0 +1,168 @@
+"""Which module may import which, as the design says, read from the source without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import brickline
+
+PACKAGE = Path(brickline.__file__).parent
+MODULES = sorted(
+    path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
+    for path in PACKAGE.rglob("*.py")
+)
+EXTRAS = {"torch", "cuda", "triton", "textual", "duckdb", "opentelemetry", "ray"}
+LOOKING = {"profile", "profile_checks", "profile_rows", "profile_tables", "node_table", "nodes"}
+LOOKING |= {"stats", "histogram", "roofline", "budgets", "report"}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every imported module, with whether it is imported only when a function is called.
+
+    What is imported for type checkers alone is left out: it does not happen.
+    """
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            if child.module == "brickline":
+                yield from ((f"brickline.{alias.name}", lazy) for alias in child.names)
+            elif child.module is not None:
+                yield child.module, lazy
+        else:
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports(child, lazy=lazy or inside)
+
+
+def of_module(module: str) -> list[tuple[str, bool]]:
+    """The modules of brickline that one imports, and which of those lazily."""
+    path = PACKAGE / f"{module.replace('.', '/')}.py"
+    found = imports(ast.parse(path.read_text(encoding="utf-8")))
+    return [
+        (name.removeprefix("brickline."), lazy)
+        for name, lazy in found
+        if name.startswith("brickline.")
+    ]
+
+
+def room(module: str) -> str:
+    """`report.text` is in the room `report`; `profile` is a room of its own."""
+    return module.partition(".")[0]
+
+
+def rooms(module: str, *, lazy: bool | None = None) -> set[str]:
+    wanted = (True, False) if lazy is None else (lazy,)
+    return {room(name) for name, late in of_module(module) if late in wanted}
+
+
+def in_rooms(*names: str) -> list[str]:
+    return [module for module in MODULES if room(module) in names]
+
+
+@pytest.mark.parametrize("module", ["errors", "bricks", "abi"])
+def test_the_foundation_imports_nothing_of_brickline(module: str) -> None:
+    assert rooms(module) == set()
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "commands"])
+def test_nothing_imports_the_commands(module: str) -> None:
+    assert "commands" not in rooms(module)
+
+
+@pytest.mark.parametrize("module", in_rooms("device"))
+def test_a_device_knows_the_core_and_errors_only(module: str) -> None:
+    assert rooms(module) <= {"errors", "device", "_core"}
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "device"])
+def test_of_devices_only_the_base_is_seen(module: str) -> None:
+    seen = {name for name, _ in of_module(module) if room(name) == "device"}
+    assert seen <= {"device.base", "device"}
+    if seen:
+        assert room(module) in {"profiler", "commands", "adapters", "executor", "__init__", "peaks"}
+
+
+@pytest.mark.parametrize("module", in_rooms("traces", "tiles", "timers", "graph"))
+def test_the_rooms_of_the_profiler_do_not_know_it_or_runs(module: str) -> None:
+    assert not rooms(module) & {"profiler", "runs", "profile", "report", "device"}
+
+
+@pytest.mark.parametrize(
+    "module", in_rooms("runs", "run_directory", "spools", "tables", "circumstances")
+)
+def test_runs_know_neither_who_writes_nor_who_looks(module: str) -> None:
+    assert not rooms(module) & {"profiler", "profile", "report", "device", "stats", "peaks"}
+
+
+def test_the_profiler_looks_only_when_asked() -> None:
+    at_once, when_asked = rooms("profiler", lazy=False), rooms("profiler", lazy=True)
+    assert not at_once & (LOOKING | {"commands", "adapters", "tables"})
+    assert when_asked <= {"profile", "stats", "report"}
+
+
+@pytest.mark.parametrize("module", in_rooms(*LOOKING))
+def test_the_looking_half_needs_no_device_and_no_profiler(module: str) -> None:
+    assert not rooms(module) & {"device", "profiler", "timers", "tiles", "traces", "adapters"}
+    if room(module) != "report":
+        assert "report" not in rooms(module)
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "commands"])
+def test_imports_inside_functions_are_few(module: str) -> None:
+    """They hide a direction. They stand for views of a whole: its report, its exports, Parquet."""
+    allowed = {
+        "profiler": {"profile", "stats", "report"},
+        "graph": {"graph_views"},
+        "runs": {"tables"},
+    }
+    assert rooms(module, lazy=True) <= allowed.get(module, set())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_extra_is_imported_with_its_module(module: str) -> None:
+    path = PACKAGE / f"{module.replace('.', '/')}.py"
+    for name, lazy in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        if name.partition(".")[0] in EXTRAS:
+            assert lazy, f"{module} imports {name} at once"
+
+
+def closure(module: str) -> set[str]:
+    """Everything that importing a module imports of brickline."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        if current in seen or current == "_core":
+            continue
+        seen.add(current)
+        for name, lazy in of_module(current):
+            if not lazy:
+                waiting.append(name if name in MODULES or name == "_core" else f"{name}.__init__")
+    return seen
+
+
+def test_what_the_public_face_imports_is_light() -> None:
+    reached = closure("__init__")
+    for module in reached:
+        path = PACKAGE / f"{module.replace('.', '/')}.py"
+        for name, lazy in imports(ast.parse(path.read_text(encoding="utf-8"))):
+            if not lazy:
+                assert name.partition(".")[0] not in EXTRAS | {"pyarrow", "rich", "typer"}, module
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    for module in MODULES:
+        direct = {name for name, lazy in of_module(module) if not lazy and name in MODULES}
+        for other in direct - {module}:
+            assert module not in closure(other), f"{module} and {other} import each other"
