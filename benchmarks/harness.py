@@ -574,9 +574,9 @@ def _as_text(claims: Sequence[Mapping[str, Any]]) -> str:
         target = f"at most {claim['target']}" if claim["target"] is not None else "no target"
         lines.append(f"{claim['name']}: {claim['figure']} {claim['unit']} ({target}): {verdict}")
         lines.append(textwrap.indent(textwrap.fill(claim["note"], 96), "    "))
-        if claim["unit"] not in units_shown:  # the peers of claims in one unit are the same
+        if claim["peers"] and claim["unit"] not in units_shown:  # alike for claims in one unit
             for peer, figure in claim["peers"].items():
                 shown = "absent" if figure is None else f"{figure:.4g}"
                 lines.append(f"        {peer:<54} {shown:>9}")
-        units_shown.add(claim["unit"])
+            units_shown.add(claim["unit"])
     return "\n".join(lines)

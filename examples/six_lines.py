@@ -1,4 +1,4 @@
-"""The README's example: two bricks, three steps, one table."""
+"""The README's example: two bricks, a hundred steps, one table."""
 
 import numpy as np
 
@@ -10,6 +10,8 @@ profiler = bl.BrickProfiler("six lines", enabled=True)
 norm, gate = profiler.brick("RmsNorm", layer=0), profiler.brick("GateProjection", layer=0)
 for _ in range(100):
     with profiler.step(tokens=1, phase="decode"):
+        # fmt: off
         with norm: y = x / np.sqrt((x * x).mean(-1, keepdims=True))  # noqa: E701
         with gate: y @ w  # noqa: E701
+        # fmt: on
 print(profiler.summary())

@@ -62,7 +62,7 @@ def gather_circumstances(*, weights_hash: str | None = None) -> dict[str, Any]:
     system = os.uname()
     cwd = _attempt(os.getcwd)
     return {
-        "brickline": _brickline_version(),
+        "brickline": brickline_version(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "numpy": _version("numpy"),
         "torch": _version("torch"),
@@ -260,7 +260,8 @@ def cpu_model() -> str | None:
     return found.group(1).strip() if found else None
 
 
-def _brickline_version() -> str | None:
+def brickline_version() -> str | None:
+    """Return the version of the installed package; None in a source tree."""
     # importlib.metadata costs 50 ms to import, so the name of the installed metadata is read.
     site = Path(__file__).parent.parent
     for entry in _attempt(lambda: os.listdir(site)) or ():

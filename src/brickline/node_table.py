@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.abi import BIN, NO_SLOT, NODE, SLOT, RecordFlag
+from brickline.abi import BIN, NO_SLOT, NODE, SLOT, ClockDomain, RecordFlag
 from brickline.bricks import BrickCategory, BrickId
 from brickline.profile_rows import Span
 from brickline.stats import BrickLabel
@@ -41,6 +42,12 @@ class NodeTable:
     phases: list[str]
     lanes: list[dict[str, Any]]
     """As the core gives them, with the process added."""
+
+    @cached_property
+    def on_device(self) -> NDArray[np.bool_]:
+        """For every node whether its times are those of a device's stream."""
+        of_lane = [lane["clock_domain"] == ClockDomain.CUDA for lane in self.lanes]
+        return np.array([*of_lane, False], bool)[self.lane_ids]
 
 
 class Ids:

@@ -55,6 +55,7 @@ def stats_from_nodes(
     bins: NDArray[Any],
     groups: NDArray[Any],
     labels: Sequence[BrickLabel],
+    on_device: NDArray[Any] | None = None,
 ) -> list[BrickStats]:
     """Fold node rows into one BrickStats per group.
 
@@ -63,14 +64,20 @@ def stats_from_nodes(
         bins: rows of `abi.BIN` that name rows of ``nodes``.
         groups: for every node its group, from 0 to ``len(labels) - 1``; no group is empty.
         labels: what each group stands for.
+        on_device: for every node whether its times are a stream's. Default: none is.
     """
     if not labels:
         return []
     order, starts = _group_order(groups)
     rows = nodes[order]
     columns: dict[str, list[Any]] = {}
+    streams = np.zeros(len(rows), bool) if on_device is None else on_device[order]
     for name in SUMMED:
-        columns[name] = np.add.reduceat(rows[_NODE_FIELDS.get(name, name)], starts).tolist()
+        if name == "stream_ns":
+            values = np.where(streams, rows["total_ns"], np.uint64(0))
+        else:
+            values = rows[_NODE_FIELDS.get(name, name)]
+        columns[name] = np.add.reduceat(values, starts).tolist()
     for kind, known in (("ns", rows["timed"] > 0), ("cycles", rows["cycles_count"] > 0)):
         low = np.where(known, rows[f"min_{kind}"], _NONE_U64)
         lowest = np.minimum.reduceat(low, starts)

@@ -26,7 +26,7 @@ _COPY_BYTES = 256 * 2**20
 
 def load_peaks(device: str) -> dict[str, float] | None:
     """Return the peaks that were measured for a device on this machine, or None."""
-    directory = state_directory()
+    directory = state_directory(make=False)
     if directory is None:
         return None
     with suppress(OSError, ValueError, KeyError, TypeError):

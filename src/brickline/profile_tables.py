@@ -42,7 +42,7 @@ def _selected_stats(
     row_of[places] = np.arange(len(places))
     bins = table.bins[row_of[table.bins["node"]] >= 0]
     bins["node"] = row_of[bins["node"]]
-    return stats_from_nodes(table.nodes[places], bins, groups, labels)
+    return stats_from_nodes(table.nodes[places], bins, groups, labels, table.on_device[places])
 
 
 def brick_rows(table: NodeTable, *, layer: bool = False, phase: bool = False) -> list[BrickStats]:

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from brickline import _core
@@ -47,33 +46,6 @@ RECORDS_PER_STEP = 1024
 _core.set_vocabulary(
     [(brick.label, int(brick.category), (brick.label, *brick.aliases)) for brick in BrickId.ALL]
 )
-
-
-class Step:
-    """One pass of the model: use it in `with`."""
-
-    __slots__ = ("_before", "_core", "_phase", "tokens")
-
-    def __init__(self, core: _core.ProfilerCore, tokens: int, phase: str) -> None:
-        self._core = core
-        self._phase = phase
-        self._before: tuple[int, ...] | None = None
-        self.tokens = tokens
-        """Tokens that the pass handles; may be set until it ends."""
-
-    def __enter__(self) -> Step:
-        self._before = self._core._step_begin(self._phase)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        before, self._before = self._before, None
-        if before is not None:
-            self._core._step_end(before, checked_count("tokens", self.tokens))
 
 
 class BrickProfiler(_core.ProfilerCore):
@@ -291,17 +263,6 @@ class BrickProfiler(_core.ProfilerCore):
 
     # -------------------------------------------------------------------------------------- marking
 
-    def step(self, tokens: int = 1, phase: str = "") -> Step:
-        """Mark one pass of the model.
-
-        Args:
-            tokens: How many tokens it handles; per-token figures divide by these.
-            phase: ``"prefill"``, ``"decode"``, or a name of your own; statistics are kept apart.
-        """
-        if not isinstance(phase, str):
-            raise UsageError(f"phase: expected a str such as 'decode', got {phase!r}")
-        return Step(self, checked_count("tokens", tokens), phase)
-
     def set_sync_mode(self, mode: SyncMode | str) -> None:
         """Change when the host waits for the device."""
         self.sync_mode = SyncMode.parse(mode)
@@ -325,6 +286,9 @@ class BrickProfiler(_core.ProfilerCore):
     @contextmanager
     def capture(self) -> Iterator[int]:
         """Around a CUDA graph's capture: its bricks become event nodes; gives its number."""
+        if not self.is_enabled():
+            yield 0
+            return
         graph = self._begin_capture()
         try:
             yield graph
@@ -334,7 +298,7 @@ class BrickProfiler(_core.ProfilerCore):
     @contextmanager
     def replay(self, graph: int) -> Iterator[None]:
         """Around each replay of a captured graph, so that its bricks are read and counted."""
-        if not self.is_enabled():
+        if not self.is_enabled() or not graph:
             yield
             return
         self._before_replay(graph)
@@ -524,24 +488,35 @@ def decorate(handle: _core.BrickHandle, function: _Function) -> _Function:
     entries that overlap in one thread are marked out of order and have no exclusive time.
     """
     wrapper: Any
+    # Entries of these may overlap in one thread, so each has a timer of its own.
+    core, name, layer = handle.profiler, handle.name, handle.layer
     if inspect.isasyncgenfunction(function):
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with handle:
+            timer = core.start(name, layer)
+            try:
                 async for value in function(*args, **kwargs):
                     yield value
+            finally:
+                core._stop_handle(timer, handle)
 
     elif inspect.iscoroutinefunction(function):
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with handle:
+            timer = core.start(name, layer)
+            try:
                 return await function(*args, **kwargs)
+            finally:
+                core._stop_handle(timer, handle)
 
     elif inspect.isgeneratorfunction(function):
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with handle:
+            timer = core.start(name, layer)
+            try:
                 return (yield from function(*args, **kwargs))
+            finally:
+                core._stop_handle(timer, handle)
 
     else:
         wrapper = handle.wrap(function)
@@ -597,8 +572,7 @@ def _after_fork_in_child() -> None:
             continue
         enabled = profiler.is_enabled()
         writer, profiler._writer, profiler._spool = profiler._writer, None, None
-        _core.connect_graph(profiler, None, False)
-        profiler._abandon()
+        profiler._abandon()  # before anything else: the mapping is still the parent's
         if not enabled or writer is None:
             continue
         with suppress(Exception):

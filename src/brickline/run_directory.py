@@ -119,13 +119,18 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def state_directory() -> Path | None:
-    """Return the user's state directory for brickline, or None where it cannot be written to."""
+def state_directory(*, make: bool = True) -> Path | None:
+    """Return the user's state directory for brickline, or None where it cannot be written to.
+
+    Args:
+        make: Make it where it is missing. Default True; who only reads leaves no trace.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
     with suppress(OSError, RuntimeError):
         base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
         directory = base / "brickline"
-        (directory / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        if make:
+            (directory / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(directory, os.W_OK | os.X_OK):
             return directory.resolve()
     return None

@@ -74,6 +74,8 @@ class BrickStats(BrickLabel):
     min_cycles: int = 0
     max_cycles: int = 0
     cycles_count: int = 0
+    stream_ns: int = 0
+    """Of `total_ns`, what device events measured: time in the stream, gaps included."""
     host_ns: int = 0
     """Device lanes: host time between the two enqueues."""
     host_bound: int = 0
@@ -269,6 +271,7 @@ SUMMED = (
     "total_flops",
     "total_cycles",
     "cycles_count",
+    "stream_ns",
     "host_ns",
     "host_bound",
     "out_of_order",

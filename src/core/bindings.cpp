@@ -165,7 +165,7 @@ NB_MODULE(_core, module) {
     nb::set_leak_warnings(false);
     PyObject* self = module.ptr();
     if (hot::intern_argument_names() || hot::ready_handle_type(self) || hot::ready_timer_type(self) ||
-        hot::ready_profiler_type(self)) {
+        hot::ready_step_type(self) || hot::ready_profiler_type(self)) {
         throw nb::python_error();
     }
     g_spool_error = PyErr_NewException("brickline._core.SpoolError", nullptr, nullptr);

@@ -1,6 +1,7 @@
 #include "device_spans.h"
 
 #include <chrono>
+#include <set>
 
 namespace brickline {
 namespace {
@@ -44,19 +45,26 @@ void DeviceSpans::stop() {
     }
     m_wake.notify_all();
     m_thread.join();
-    std::vector<uint64_t> streams;
+    std::set<uint64_t> streams;
     {
         std::lock_guard guard(m_mutex);
         for (auto& [stream, queue] : m_queues) {
-            if (!queue.empty()) streams.push_back(stream);
+            if (!queue.empty()) streams.insert(stream);
+        }
+        for (const Graph& graph : m_graphs) {
+            if (graph.state != Graph::State::Unread) continue;
+            for (const DeviceSpan& span : graph.spans) streams.insert(span.stream);
         }
     }
     // What was enqueued is waited for, so that a closed run holds it.
     for (uint64_t stream : streams) {
         if (!m_driver->is_capturing(stream)) (void)m_driver->synchronize(stream);
     }
+    {
+        std::lock_guard guard(m_mutex);
+        m_is_last_drain = true;
+    }
     drain();
-    m_recorder.spool().header().pending_device_spans = pending();
 }
 
 void DeviceSpans::run() {
@@ -103,7 +111,8 @@ EventHandle DeviceSpans::begin(uint64_t stream, std::string& problem) {
 }
 
 std::string DeviceSpans::finish(DeviceSpan span) {
-    const bool captured = m_capturing && m_driver->is_capturing(span.stream);
+    const uint64_t graph = m_capturing;
+    const bool captured = graph && m_driver->is_capturing(span.stream);
     // Asking after an event would end a capture. Outside one, a start that has executed before its
     // stop is enqueued means that the device waited for the host.
     if (!captured && m_driver->query(span.start) == EventDriver::State::Done) {
@@ -119,7 +128,7 @@ std::string DeviceSpans::finish(DeviceSpan span) {
     }
     std::lock_guard guard(m_mutex);
     if (captured) {
-        m_graphs[m_capturing - 1].spans.push_back(span);
+        m_graphs[graph - 1].spans.push_back(span);
     } else {
         m_queues[span.stream].push_back(span);
         m_pending += 1;
@@ -137,11 +146,6 @@ std::string DeviceSpans::synchronize(uint64_t stream) {
     return problem;
 }
 
-uint64_t DeviceSpans::pending() {
-    std::lock_guard guard(m_mutex);
-    return m_pending;
-}
-
 Lane* DeviceSpans::lane_for(const DeviceSpan& span) {
     Lane*& lane = m_lanes[{span.thread, span.stream}];
     if (!lane) {
@@ -156,6 +160,11 @@ Lane* DeviceSpans::lane_for(const DeviceSpan& span) {
     return lane;
 }
 
+void DeviceSpans::lose_one() {
+    std::atomic_ref<uint64_t>(m_recorder.spool().header().lost_records)
+        .fetch_add(1, std::memory_order_relaxed);
+}
+
 void DeviceSpans::append_untimed(const DeviceSpan& span, uint8_t phase, uint32_t step) {
     BrickRecord record = span.record;
     record.flags = RECORD_UNTIMED;
@@ -164,7 +173,7 @@ void DeviceSpans::append_untimed(const DeviceSpan& span, uint8_t phase, uint32_t
     try {
         lane_for(span)->append(record, nullptr);
     } catch (const SpoolError&) {
-        m_recorder.spool().header().lost_records += 1;
+        lose_one();
     }
 }
 
@@ -187,6 +196,7 @@ void DeviceSpans::resolve(const DeviceSpan& span, bool keep_events) {
     if (problem.empty()) problem = m_driver->elapsed_ms(base.event, span.start, offset_ms);
     if (!problem.empty()) {
         append_untimed(span, span.record.phase, span.record.step);
+        forget_base(base);
     } else {
         BrickRecord record = span.record;
         record.start = base.ns + uint64_t(int64_t(double(offset_ms) * 1e6));
@@ -194,10 +204,15 @@ void DeviceSpans::resolve(const DeviceSpan& span, bool keep_events) {
         try {
             lane_for(span)->append(record, &span.work);
         } catch (const SpoolError&) {
-            m_recorder.spool().header().lost_records += 1;
+            lose_one();
         }
     }
     if (keep_events) return;
+    if (!problem.empty()) {
+        m_driver->destroy(span.start);
+        m_driver->destroy(span.end);
+        return;
+    }
     const bool is_base = base.event == span.start;
     if (offset_ms > REBASE_MS || is_base) {
         // This span's end becomes the new base and stays out of the pool.
@@ -210,6 +225,12 @@ void DeviceSpans::resolve(const DeviceSpan& span, bool keep_events) {
     }
     give_back(span.start);
     give_back(span.end);
+}
+
+// What cannot be compared with anything is no place to measure from; the next span begins anew.
+void DeviceSpans::forget_base(Base& base) {
+    if (base.owned) m_driver->destroy(base.event);
+    base = {};
 }
 
 void DeviceSpans::drain() {
@@ -243,6 +264,9 @@ void DeviceSpans::drain() {
         }
     }
     resolve_graphs();
+    // Kept up to date, so that a process that is killed has said what it cut off.
+    std::atomic_ref<uint64_t>(m_recorder.spool().header().pending_device_spans)
+        .store(m_pending, std::memory_order_relaxed);
 }
 
 uint64_t DeviceSpans::begin_capture() {
@@ -261,7 +285,7 @@ std::string DeviceSpans::before_replay(uint64_t number) {
     std::lock_guard guard(m_mutex);
     if (number == 0 || number > m_graphs.size()) return "no graph was captured under this number";
     Graph& graph = m_graphs[number - 1];
-    if (graph.state == Graph::State::Unread) graph.overtaken += 1;
+    if (graph.state == Graph::State::Unread) graph.overtaken.emplace_back(graph.phase, graph.step);
     graph.state = Graph::State::Launching;
     return "";
 }
@@ -273,6 +297,7 @@ void DeviceSpans::replayed(uint64_t number, uint8_t phase, uint32_t step) {
     graph.state = Graph::State::Unread;
     graph.phase = phase;
     graph.step = step;
+    graph.host_ns = monotonic_ns();
 }
 
 void DeviceSpans::resolve_graphs() {
@@ -285,33 +310,32 @@ void DeviceSpans::resolve_graphs() {
         // Held while the events are read, so that no replay can start to overwrite them.
         std::unique_lock lock(m_mutex);
         Graph& graph = m_graphs[position];
-        const uint64_t overtaken = graph.overtaken;
-        graph.overtaken = 0;
+        std::vector<std::pair<uint8_t, uint32_t>> untimed;
+        untimed.swap(graph.overtaken);
+        const std::vector<DeviceSpan> spans = graph.spans;
         bool is_done = graph.state == Graph::State::Unread;
-        for (const DeviceSpan& span : graph.spans) {
+        for (const DeviceSpan& span : spans) {
             if (!is_done) break;
             is_done = m_driver->query(span.end) == EventDriver::State::Done;
         }
-        std::vector<DeviceSpan> spans = graph.spans;
-        std::vector<DeviceSpan> timed;
         if (is_done) {
-            graph.state = Graph::State::Idle;
             for (DeviceSpan span : spans) {
                 span.record.phase = graph.phase;
                 span.record.step = graph.step;
-                timed.push_back(span);
+                span.host_start_ns = graph.host_ns;
+                resolve(span, true);
             }
-        }
-        const uint8_t phase = graph.phase;
-        const uint32_t step = graph.step;
-        if (is_done) {
-            for (const DeviceSpan& span : timed) resolve(span, true);
-            Base& base = m_bases[timed.empty() ? 0 : timed.front().stream];
             // A graph's own events are rewritten by every replay and cannot serve as a base.
-            if (!timed.empty() && !base.owned) base.event = 0;
+            for (const DeviceSpan& span : spans) {
+                Base& base = m_bases[span.stream];
+                if (!base.owned) base = {};
+            }
+        } else if (graph.state == Graph::State::Unread && m_is_last_drain) {
+            untimed.emplace_back(graph.phase, graph.step);
         }
+        if (is_done || m_is_last_drain) graph.state = Graph::State::Idle;
         lock.unlock();
-        for (uint64_t replay = 0; replay < overtaken; ++replay) {
+        for (const auto& [phase, step] : untimed) {
             for (const DeviceSpan& span : spans) append_untimed(span, phase, step);
         }
     }

@@ -6,6 +6,7 @@
 // push to a queue and never while it calls the driver.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -67,6 +68,7 @@ class DeviceSpans {
     std::string synchronize(uint64_t stream);
     // Resolves what has executed; the rest stays pending.
     void drain();
+    bool is_capture_announced() const { return m_capturing != 0; }
     bool is_capturing(uint64_t stream) { return m_driver->is_capturing(stream); }
 
     // Spans recorded between these two become event nodes of one graph.
@@ -77,7 +79,7 @@ class DeviceSpans {
     std::string before_replay(uint64_t graph);
     void replayed(uint64_t graph, uint8_t phase, uint32_t step);
 
-    uint64_t pending();
+    uint64_t pending() const { return m_pending; }
     void stop();
 
   private:
@@ -89,15 +91,18 @@ class DeviceSpans {
     struct Graph {
         std::vector<DeviceSpan> spans;
         enum class State { Idle, Launching, Unread } state = State::Idle;
-        uint64_t overtaken = 0;
-        uint8_t phase = 0;
+        std::vector<std::pair<uint8_t, uint32_t>> overtaken;  // phase and step of each
+        uint8_t phase = 0;     // of the latest replay, as are step and host_ns
         uint32_t step = 0;
+        uint64_t host_ns = 0;
     };
 
     EventHandle take_event(std::string& problem);
     void give_back(EventHandle event);
     void resolve(const DeviceSpan& span, bool keep_events);
     void resolve_graphs();
+    void forget_base(Base& base);
+    void lose_one();
     void append_untimed(const DeviceSpan& span, uint8_t phase, uint32_t step);
     Lane* lane_for(const DeviceSpan& span);
     void run();
@@ -112,9 +117,10 @@ class DeviceSpans {
     std::map<uint64_t, Base> m_bases;
     std::map<std::pair<uint32_t, uint64_t>, Lane*> m_lanes;
     std::deque<Graph> m_graphs;
-    uint64_t m_capturing = 0;  // number of the graph that is being captured, from 1
-    uint64_t m_pending = 0;
+    std::atomic<uint64_t> m_capturing{0};  // number of the graph that is being captured, from 1
+    std::atomic<uint64_t> m_pending{0};
     bool m_stopping = false;
+    bool m_is_last_drain = false;
     std::thread m_thread;
 };
 

@@ -12,6 +12,7 @@ namespace {
 
 // Enough for everything one record can change: node, bin, cell, and their entry headers.
 constexpr uint64_t WORST_RECORD_BYTES = sizeof(Node) + sizeof(TileCell) + 8 + 4 * sizeof(JournalEntry);
+constexpr uint64_t PREFETCH_DISTANCE = 12;
 constexpr uint32_t SHARED_CELL = 0xffffffffu;
 
 constexpr uint8_t NOT_IN_COVERAGE =
@@ -26,6 +27,17 @@ void init_node(Node& node, uint32_t slot, uint32_t phase) {
     node.min_cycles = ~0ull;
     node.first_ns = ~0ull;
     std::fill(std::begin(node.chunk), std::end(node.chunk), NO_CHUNK);
+}
+
+// What was finished inside an entry without a time of its own counts for what encloses it.
+void pass_on(LaneHeader& header, uint32_t depth) {
+    uint64_t inner = 0;
+    for (uint64_t deeper = depth + 1; deeper <= header.deepest; ++deeper) {
+        inner += header.child_ns[deeper];
+        header.child_ns[deeper] = 0;
+    }
+    header.child_ns[depth] += inner;
+    header.deepest = depth;
 }
 
 // Time of an entry that no inner entry claimed. Depths may be skipped on a device lane, where the
@@ -203,6 +215,9 @@ class Fold {
         if constexpr (JOURNALED) m_journal->clear();
     }
 
+    // The record may be stale: the slot is only looked up, never trusted.
+    void prefetch(const BrickRecord& record) const { m_store.prefetch(record.slot, record.phase); }
+
     bool has_room() const {
         // At the commit every touched node may still write one bin.
         if constexpr (JOURNALED) {
@@ -213,6 +228,10 @@ class Fold {
     }
 
     void add(const BrickRecord record, const WorkRecord* work) {
+        if (record.flags & RECORD_IS_WORK) [[unlikely]] {
+            fence(record);
+            return;
+        }
         LaneStore::Placed<Node>* placed = m_store.node(record.slot, record.phase);
         if (!placed) [[unlikely]] {
             m_header.lost += 1;
@@ -222,6 +241,8 @@ class Fold {
         if (record.flags & RECORD_UNTIMED) {
             placed->at->count += 1;
             placed->at->elements += record_elements(record);
+            if (record.depth < m_header.deepest) [[unlikely]] pass_on(m_header, record.depth);
+            if (m_observer) m_observer->on_brick(record, 0, 0, 0);
             return;
         }
         Tally& tally = m_tallies[placed->tally];
@@ -231,6 +252,7 @@ class Fold {
             tally.exclusive_ns += take_exclusive(m_header, record.depth, ns);
         } else {
             tally.not_exclusive += 1;
+            if (record.depth < m_header.deepest) pass_on(m_header, record.depth);
         }
         count_bin(tally, ns);
         if (record.flags & COUNTED_FLAGS) [[unlikely]] count_flags(*placed->at, record.flags);
@@ -242,6 +264,12 @@ class Fold {
     }
 
   private:
+    void fence(const BrickRecord& record) {
+        std::fill(std::begin(m_header.child_ns), std::end(m_header.child_ns), 0);
+        m_header.deepest = 0;
+        if (m_observer) m_observer->on_brick(record, 0, 0, 0);
+    }
+
     // The first record of a node in this fold: its contents are saved, then summed aside.
     void touch(LaneStore::Placed<Node>& placed) {
         if constexpr (JOURNALED) m_journal->save<sizeof(Node)>(placed.offset, placed.at);
@@ -337,6 +365,8 @@ void fold_range(LaneHeader& header, const BrickRecord* ring, uint64_t upto, Fold
             fold.commit(at);
             fold.begin();
         }
+        // Nodes have left the caches since the last fold; ask for them some records ahead.
+        fold.prefetch(ring[(at + PREFETCH_DISTANCE) & mask]);
         const BrickRecord& record = ring[at & mask];
         const WorkRecord* work = nullptr;
         if (record.flags & RECORD_WORK) {

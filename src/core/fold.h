@@ -42,7 +42,8 @@ class Journal {
     uint64_t m_bytes = 0;
 };
 
-// Told of every timed record as it is folded, in the order of completion.
+// Told of every record as it is folded, in the order of completion; times are 0 for a record without
+// one (RECORD_UNTIMED) and for a fence (RECORD_IS_WORK).
 class FoldObserver {
   public:
     virtual ~FoldObserver() = default;
@@ -70,6 +71,12 @@ class LaneStore {
             return &nodes[m_node_index[key] - 1];
         }
         return add_node(slot, phase);
+    }
+    void prefetch(uint32_t slot, uint32_t phase) const {
+        const uint64_t key = uint64_t(slot) * MAX_PHASES + phase % MAX_PHASES;
+        if (key >= m_node_index.size() || !m_node_index[key]) return;
+        const char* node = reinterpret_cast<const char*>(nodes[m_node_index[key] - 1].at);
+        for (uint64_t line = 0; line < sizeof(Node); line += 64) __builtin_prefetch(node + line, 1);
     }
     // The counter of a bin and its file offset; null when no space is left.
     Placed<uint64_t> bin(Node& node, uint32_t bin) {

@@ -9,25 +9,6 @@
 namespace brickline::hot {
 namespace {
 
-PyObject* enter_call(PyObject* self, PyObject* const*, size_t, PyObject*) {
-    HandleObject* handle = reinterpret_cast<BoundObject*>(self)->handle;
-    ProfilerObject* profiler = handle->profiler;
-    if (profiler->mode == Mode::Host) {
-        Lane* lane = fast_lane(profiler);
-        if (lane && lane->depth < MAX_DEPTH) [[likely]] {
-            OpenEntry& entry = lane->stack[lane->depth++];
-            entry.word = open_word(handle->slot, OpenKind::Block);
-            entry.start_event = 0;
-            entry.start = profiler->source->now();
-        } else if (!enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr)) {
-            return nullptr;
-        }
-    } else if (profiler->mode != Mode::Off && !profiler->only_counts) {
-        if (!enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr)) return nullptr;
-    }
-    return Py_NewRef(reinterpret_cast<PyObject*>(handle));
-}
-
 // Whether the innermost brick is this one, entered before its step was left out.
 inline bool is_open_block(const Lane* lane, uint32_t slot) {
     if (!lane->depth) return false;
@@ -35,86 +16,96 @@ inline bool is_open_block(const Lane* lane, uint32_t slot) {
     return entry.slot == slot && entry.kind == OpenKind::Block;
 }
 
-PyObject* exit_call(PyObject* self, PyObject* const*, size_t, PyObject*) {
-    HandleObject* handle = reinterpret_cast<BoundObject*>(self)->handle;
+bool enter(HandleObject* handle) {
     ProfilerObject* profiler = handle->profiler;
-    if (profiler->mode == Mode::Off) Py_RETURN_NONE;
+    if (profiler->mode == Mode::Off) return true;
     Lane* lane = fast_lane(profiler);
-    if (profiler->only_counts && lane && !is_open_block(lane, handle->slot)) {
-        lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
-                           place_word(profiler, 0, handle->elements_high, RECORD_UNTIMED));
-        Py_RETURN_NONE;
+    if (!lane) [[unlikely]] {
+        lane = lane_of_thread(profiler);
+        if (!lane) return !PyErr_Occurred();
     }
-    const uint64_t end = profiler->source->now();
-    if (profiler->mode == Mode::Host && lane && lane->depth) [[likely]] {
+    if (profiler->mode == Mode::Host && lane->depth < MAX_DEPTH) [[likely]] {
+        OpenEntry& entry = lane->stack[lane->depth++];
+        entry.word = open_word(handle->slot, OpenKind::Block);
+        entry.start_event = 0;
+        entry.start = ticks_now(profiler);
+        return true;
+    }
+    if (lane->step->only_counts) return true;
+    return enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr);
+}
+
+bool exit(HandleObject* handle) {
+    ProfilerObject* profiler = handle->profiler;
+    if (profiler->mode == Mode::Off) return true;
+    Lane* lane = fast_lane(profiler);
+    if (!lane) [[unlikely]] {
+        lane = lane_of_thread(profiler);
+        if (!lane) return !PyErr_Occurred();
+    }
+    if (lane->step->only_counts && !is_open_block(lane, handle->slot)) {
+        const uint32_t depth = lane->depth < MAX_DEPTH ? lane->depth : MAX_DEPTH - 1;
+        lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
+                           place_word(lane, depth, handle->elements_high, RECORD_UNTIMED));
+        return true;
+    }
+    const uint64_t end = ticks_now(profiler);
+    if (lane->depth) [[likely]] {
         const OpenEntry& entry = lane->stack[lane->depth - 1];
         if (entry.word == open_word(handle->slot, OpenKind::Block) && !entry.start_event &&
-            !lane->too_deep) [[likely]] {
+            !lane->too_deep && profiler->mode == Mode::Host) [[likely]] {
             lane->depth -= 1;
             if (!handle->has_work) [[likely]] {
                 lane->append_words(entry.start, end,
                                    elements_word(handle->slot, handle->elements_low),
-                                   place_word(profiler, lane->depth, handle->elements_high, 0));
+                                   place_word(lane, lane->depth, handle->elements_high, 0));
             } else {
-                lane->append(make_record(profiler, entry, lane->depth, end, handle->elements_low,
-                                         handle->elements_high, RECORD_WORK), &handle->work);
+                lane->append(make_record(lane, entry, lane->depth, end, handle_elements(handle),
+                                         RECORD_WORK), &handle->work);
             }
-            Py_RETURN_NONE;
+            return true;
         }
-    }
-    if (!lane && !(lane = lane_of_thread(profiler))) {
-        if (PyErr_Occurred()) return nullptr;
-        Py_RETURN_NONE;
     }
     leave(profiler, lane, handle->slot, OpenKind::Block, nullptr, end, handle_elements(handle),
           handle->has_work ? &handle->work : nullptr);
-    if (PyErr_Occurred()) return nullptr;
+    return !PyErr_Occurred();
+}
+
+PyObject* decorate(HandleObject* handle, PyObject* function) {
+    PyObject* module = PyImport_ImportModule("brickline.profiler");
+    if (!module) return nullptr;
+    PyObject* result = PyObject_CallMethod(module, "decorate", "OO", handle, function);
+    Py_DECREF(module);
+    return result;
+}
+
+HandleObject* handle_of(PyObject* bound) {
+    return reinterpret_cast<HandleObject*>(reinterpret_cast<char*>(bound) - offsetof(HandleObject, bound));
+}
+
+PyObject* bound_call(PyObject* self, PyObject* const*, size_t flagged, PyObject*) {
+    HandleObject* handle = handle_of(self);
+    if (PyVectorcall_NARGS(flagged) == 0) {
+        return enter(handle) ? Py_NewRef(reinterpret_cast<PyObject*>(handle)) : nullptr;
+    }
+    if (!exit(handle)) return nullptr;
     Py_RETURN_NONE;
 }
 
-PyObject* bound_repr(PyObject* self) {
-    return PyUnicode_FromFormat("<bound with-block call of %R>",
-                                reinterpret_cast<BoundObject*>(self)->handle);
-}
-
-int bound_traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(reinterpret_cast<BoundObject*>(self)->handle);
-    return 0;
-}
-
-// The handle outlives its two callables in every order of collection: each holds the other, and
-// only the handle's tp_clear breaks the ring.
-int bound_clear(PyObject*) { return 0; }
-
-void bound_dealloc(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    Py_CLEAR(reinterpret_cast<BoundObject*>(self)->handle);
-    PyObject_GC_Del(self);
-}
-
-// Stands in the type's dictionary as __enter__ (or __exit__): reading it from an instance gives the
-// instance's own callable without making a bound method.
-struct CachedMethod {
-    PyObject_HEAD
-    Py_ssize_t offset;
-};
-
-PyObject* cached_method_get(PyObject* self, PyObject* instance, PyObject*) {
+PyObject* bound_get(PyObject* self, PyObject* instance, PyObject*) {
     if (!instance) return Py_NewRef(self);
-    char* base = reinterpret_cast<char*>(instance);
-    return Py_NewRef(*reinterpret_cast<PyObject**>(base + reinterpret_cast<CachedMethod*>(self)->offset));
+    return Py_NewRef(reinterpret_cast<PyObject*>(&as_handle(instance)->bound));
 }
 
-PyTypeObject CachedMethodType = {PyVarObject_HEAD_INIT(nullptr, 0)};
-
-BoundObject* make_bound(HandleObject* handle, vectorcallfunc call) {
-    BoundObject* bound = PyObject_GC_New(BoundObject, &BoundType);
-    if (!bound) return nullptr;
-    bound->call = call;
-    bound->handle = reinterpret_cast<HandleObject*>(Py_NewRef(reinterpret_cast<PyObject*>(handle)));
-    PyObject_GC_Track(reinterpret_cast<PyObject*>(bound));
-    return bound;
+PyObject* handle_call(PyObject* self, PyObject* args, PyObject* names) {
+    if (PyTuple_GET_SIZE(args) != 1 || (names && PyDict_GET_SIZE(names))) {
+        return raise_error("UsageError", "a brick is called with one function to decorate; "
+                                         "to time a block, write `with brick:`");
+    }
+    return decorate(as_handle(self), PyTuple_GET_ITEM(args, 0));
 }
+
+PyTypeObject BoundType = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 HandleObject* make_handle(ProfilerObject* profiler, uint32_t brick, int32_t layer, uint64_t elements,
                           uint64_t bytes, double flops) {
@@ -122,7 +113,8 @@ HandleObject* make_handle(ProfilerObject* profiler, uint32_t brick, int32_t laye
     if (!handle) return nullptr;
     handle->profiler =
         reinterpret_cast<ProfilerObject*>(Py_NewRef(reinterpret_cast<PyObject*>(profiler)));
-    handle->enter = handle->exit = nullptr;
+    PyObject_Init(reinterpret_cast<PyObject*>(&handle->bound), &BoundType);
+    handle->bound.call = bound_call;
     handle->weakrefs = nullptr;
     handle->layer = layer;
     handle->brick = brick;
@@ -141,9 +133,7 @@ HandleObject* make_handle(ProfilerObject* profiler, uint32_t brick, int32_t laye
     slot.category = entry.category;
     handle->slot = slot_for(profiler, slot);
     PyObject_GC_Track(reinterpret_cast<PyObject*>(handle));
-    handle->enter = make_bound(handle, enter_call);
-    handle->exit = make_bound(handle, exit_call);
-    if (!handle->enter || !handle->exit || PyErr_Occurred()) {
+    if (PyErr_Occurred()) {
         Py_DECREF(handle);
         return nullptr;
     }
@@ -153,25 +143,25 @@ HandleObject* make_handle(ProfilerObject* profiler, uint32_t brick, int32_t laye
 int handle_traverse(PyObject* self, visitproc visit, void* arg) {
     HandleObject* handle = as_handle(self);
     Py_VISIT(handle->profiler);
-    Py_VISIT(handle->enter);
-    Py_VISIT(handle->exit);
     return 0;
 }
 
-int handle_clear(PyObject* self) {
-    HandleObject* handle = as_handle(self);
-    Py_CLEAR(handle->enter);
-    Py_CLEAR(handle->exit);
-    return 0;
+void free_handle(HandleObject* handle) {
+    Py_CLEAR(handle->profiler);
+    PyObject_GC_Del(handle);
 }
 
+// The handle holds one reference to the callable inside it. Where somebody else still holds it when
+// the handle dies, the memory lives on and goes with the callable.
 void handle_dealloc(PyObject* self) {
     HandleObject* handle = as_handle(self);
     PyObject_GC_UnTrack(self);
     if (handle->weakrefs) PyObject_ClearWeakRefs(self);
-    handle_clear(self);
-    Py_CLEAR(handle->profiler);
-    PyObject_GC_Del(self);
+    Py_DECREF(reinterpret_cast<PyObject*>(&handle->bound));
+}
+
+void bound_dealloc(PyObject* self) {
+    free_handle(handle_of(self));
 }
 
 PyObject* handle_repr(PyObject* self) {
@@ -218,14 +208,11 @@ PyTypeObject WrappedType = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyObject* wrapped_call(PyObject* self, PyObject* const* args, size_t count, PyObject* names) {
     WrappedObject* wrapped = reinterpret_cast<WrappedObject*>(self);
-    PyObject* handle = enter_call(reinterpret_cast<PyObject*>(wrapped->handle->enter), nullptr, 0, nullptr);
-    if (!handle) return nullptr;
-    Py_DECREF(handle);
+    if (!enter(wrapped->handle)) return nullptr;
     PyObject* result = PyObject_Vectorcall(wrapped->function, args, count, names);
     PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
     if (!result) PyErr_Fetch(&type, &value, &trace);
-    PyObject* done = exit_call(reinterpret_cast<PyObject*>(wrapped->handle->exit), nullptr, 0, nullptr);
-    Py_XDECREF(done);
+    const bool done = exit(wrapped->handle);
     if (!result) {
         PyErr_Restore(type, value, trace);
     } else if (!done) {
@@ -290,21 +277,6 @@ PyGetSetDef wrapped_fields[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-// Calls on a handle decorate a function; brickline.profiler chooses the wrapper for coroutines and
-// generators, so the plain one is offered under its own name.
-PyObject* handle_call(PyObject* self, PyObject* args, PyObject* names) {
-    PyObject* function = nullptr;
-    if ((names && PyDict_GET_SIZE(names)) || !PyArg_ParseTuple(args, "O", &function)) {
-        PyErr_Clear();
-        return raise_error("UsageError", "a brick is called with one function to decorate");
-    }
-    PyObject* module = PyImport_ImportModule("brickline.profiler");
-    if (!module) return nullptr;
-    PyObject* result = PyObject_CallMethod(module, "decorate", "OO", self, function);
-    Py_DECREF(module);
-    return result;
-}
-
 PyMethodDef handle_methods[] = {
     {"wrap", handle_wrap, METH_O, "Wrap a plain function so that each call is one entry."},
     {nullptr, nullptr, 0, nullptr}};
@@ -351,12 +323,7 @@ PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count
             if (!parse_count(value, "bytes", 1ull << 60, key.bytes)) return nullptr;
             has_work = true;
         } else if (name_is(name, names_of_arguments.flops)) {
-            key.flops = PyFloat_AsDouble(value);
-            if (key.flops == -1.0 && PyErr_Occurred()) PyErr_Clear(), key.flops = NAN;
-            if (!std::isfinite(key.flops) || key.flops < 0) {
-                return raise_error("CountError",
-                                   "flops: expected a finite number from 0 on, got %R", value);
-            }
+            if (!parse_flops(value, key.flops)) return nullptr;
             has_work = true;
         } else {
             return unexpected_keyword("brick", name);
@@ -385,40 +352,22 @@ PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count
 }
 
 PyTypeObject HandleType = {PyVarObject_HEAD_INIT(nullptr, 0)};
-PyTypeObject BoundType = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 namespace {
 
-PyMemberDef bound_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(BoundObject, call), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr}};
+// Stands in a type's dictionary as __enter__ or __exit__.
+struct WithMethod {
+    PyObject_HEAD
+    descrgetfunc get;
+};
 
-int add_cached_method(const char* name, Py_ssize_t offset) {
-    CachedMethod* method = PyObject_New(CachedMethod, &CachedMethodType);
-    if (!method) return -1;
-    method->offset = offset;
-    const int failed =
-        PyDict_SetItemString(HandleType.tp_dict, name, reinterpret_cast<PyObject*>(method));
-    Py_DECREF(method);
-    return failed;
+PyTypeObject WithMethodType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyObject* with_method_get(PyObject* self, PyObject* instance, PyObject* type) {
+    return reinterpret_cast<WithMethod*>(self)->get(self, instance, type);
 }
 
-int ready_bound_types() {
-    BoundType.tp_name = "brickline._core.BoundCall";
-    BoundType.tp_basicsize = sizeof(BoundObject);
-    BoundType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
-    BoundType.tp_vectorcall_offset = offsetof(BoundObject, call);
-    BoundType.tp_call = PyVectorcall_Call;
-    BoundType.tp_members = bound_members;
-    BoundType.tp_repr = bound_repr;
-    BoundType.tp_traverse = bound_traverse;
-    BoundType.tp_clear = bound_clear;
-    BoundType.tp_dealloc = bound_dealloc;
-    CachedMethodType.tp_name = "brickline._core.CachedMethod";
-    CachedMethodType.tp_basicsize = sizeof(CachedMethod);
-    CachedMethodType.tp_flags = Py_TPFLAGS_DEFAULT;
-    CachedMethodType.tp_descr_get = cached_method_get;
-    CachedMethodType.tp_dealloc = [](PyObject* self) { PyObject_Free(self); };
+void ready_wrapped_type() {
     WrappedType.tp_name = "brickline._core.Wrapped";
     WrappedType.tp_basicsize = sizeof(WrappedObject);
     WrappedType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC |
@@ -433,31 +382,55 @@ int ready_bound_types() {
     WrappedType.tp_clear = wrapped_clear;
     WrappedType.tp_dealloc = wrapped_dealloc;
     WrappedType.tp_descr_get = wrapped_get;
-    return PyType_Ready(&BoundType) || PyType_Ready(&CachedMethodType) || PyType_Ready(&WrappedType);
 }
 
-int ready_handle_types() {
+void fill_handle_type() {
     HandleType.tp_name = "brickline._core.BrickHandle";
     HandleType.tp_doc = "A brick of one profiler: use it in `with`, or to decorate a function.";
     HandleType.tp_basicsize = sizeof(HandleObject);
     HandleType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+    HandleType.tp_call = handle_call;
     HandleType.tp_traverse = handle_traverse;
-    HandleType.tp_clear = handle_clear;
     HandleType.tp_dealloc = handle_dealloc;
     HandleType.tp_repr = handle_repr;
     HandleType.tp_getset = handle_fields;
     HandleType.tp_methods = handle_methods;
-    HandleType.tp_call = handle_call;
     HandleType.tp_weaklistoffset = offsetof(HandleObject, weakrefs);
-    return PyType_Ready(&HandleType) ||
-           add_cached_method("__enter__", offsetof(HandleObject, enter)) ||
-           add_cached_method("__exit__", offsetof(HandleObject, exit));
 }
 
 }  // namespace
 
+int add_with_methods(PyTypeObject* type, descrgetfunc get) {
+    for (const char* name : {"__enter__", "__exit__"}) {
+        WithMethod* method = PyObject_New(WithMethod, &WithMethodType);
+        if (!method) return -1;
+        method->get = get;
+        const int failed = PyDict_SetItemString(type->tp_dict, name, reinterpret_cast<PyObject*>(method));
+        Py_DECREF(method);
+        if (failed) return -1;
+    }
+    PyType_Modified(type);
+    return 0;
+}
+
 int ready_handle_type(PyObject* module) {
-    if (ready_bound_types() || ready_handle_types()) return -1;
+    WithMethodType.tp_name = "brickline._core.WithMethod";
+    WithMethodType.tp_basicsize = sizeof(WithMethod);
+    WithMethodType.tp_flags = Py_TPFLAGS_DEFAULT;
+    WithMethodType.tp_descr_get = with_method_get;
+    WithMethodType.tp_dealloc = [](PyObject* self) { PyObject_Free(self); };
+    BoundType.tp_name = "brickline._core.BoundCall";
+    BoundType.tp_basicsize = sizeof(BoundObject);
+    BoundType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    BoundType.tp_vectorcall_offset = offsetof(BoundObject, call);
+    BoundType.tp_call = PyVectorcall_Call;
+    BoundType.tp_dealloc = bound_dealloc;
+    ready_wrapped_type();
+    fill_handle_type();
+    if (PyType_Ready(&WithMethodType) || PyType_Ready(&BoundType) || PyType_Ready(&WrappedType) ||
+        PyType_Ready(&HandleType) || add_with_methods(&HandleType, bound_get)) {
+        return -1;
+    }
     return PyModule_AddObjectRef(module, "BrickHandle", reinterpret_cast<PyObject*>(&HandleType));
 }
 

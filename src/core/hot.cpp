@@ -3,6 +3,7 @@
 #include "hot.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdlib>
 #include <mutex>
@@ -45,13 +46,14 @@ std::string thread_name() {
     return name;
 }
 
-bool is_timed(ProfilerObject* profiler, int32_t layer) {
+bool is_timed(ProfilerObject* profiler, const Lane* lane, int32_t layer) {
     State& state = *profiler->state;
-    if (!profiler->in_step && state.sample_steps > 1) {
+    if (state.device && state.device->is_capture_announced()) return true;
+    if (!lane->step->is_open && state.sample_steps > 1) {
         // Outside steps every nth entry stands in for every nth step.
         return state.entry_counter++ % state.sample_steps == 0;
     }
-    if (!profiler->step_timed) return false;
+    if (!lane->step->timed) return false;
     return state.sample_layers <= 1 || layer < 0 || layer % int32_t(state.sample_layers) == 0;
 }
 
@@ -85,13 +87,10 @@ bool begin_on_device(ProfilerObject* profiler, Lane* lane, OpenEntry& entry, int
     DeviceSpans& device = *profiler->state->device;
     if (!current_stream(profiler, entry.stream)) return false;
     entry.start_event = 0;
-    if (profiler->sync == Sync::Immediate) {
-        if (!device.is_capturing(entry.stream) && !synchronize(profiler, entry.stream)) return false;
-        return true;
-    }
+    const bool captured = device.is_capturing(entry.stream);
+    if (profiler->sync == Sync::Immediate && !captured) return synchronize(profiler, entry.stream);
     if (profiler->sync == Sync::PerLayer && layer != lane->last_layer) {
-        if (lane->last_layer != -2 && !device.is_capturing(entry.stream) &&
-            !synchronize(profiler, entry.stream)) {
+        if (lane->last_layer != -2 && !captured && !synchronize(profiler, entry.stream)) {
             return false;
         }
         lane->last_layer = layer;
@@ -108,6 +107,7 @@ bool begin_on_device(ProfilerObject* profiler, Lane* lane, OpenEntry& entry, int
 bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind kind, void* owner) {
     Lane* lane = lane_of_thread(profiler);
     if (!lane) return PyErr_Occurred() == nullptr;
+    if (lane->depth == MAX_DEPTH) drop_abandoned(profiler, lane, 0);
     if (lane->depth == MAX_DEPTH) {
         lane->too_deep += 1;
         return true;
@@ -118,13 +118,13 @@ bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind
     entry.disturbed = false;
     entry.owner = owner;
     entry.start_event = 0;
-    entry.timed = profiler->mode == Mode::Host || is_timed(profiler, layer);
+    entry.timed = profiler->mode == Mode::Host || is_timed(profiler, lane, layer);
     if (profiler->mode == Mode::Device && entry.timed && kind != OpenKind::Step &&
         kind != OpenKind::Tile && !begin_on_device(profiler, lane, entry, layer)) {
         return false;
     }
     lane->depth += 1;
-    entry.start = profiler->source->now();
+    entry.start = ticks_now(profiler);
     return true;
 }
 
@@ -133,8 +133,7 @@ void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, 
     uint8_t flags = entry.disturbed ? RECORD_OUT_OF_ORDER : 0;
     if (entry.kind == OpenKind::Tile) flags |= RECORD_TILE;
     if (!entry.timed) {
-        lane->append(make_record(profiler, entry, depth, end, uint32_t(elements),
-                                 uint8_t(elements >> 32), RECORD_UNTIMED), nullptr);
+        lane->append(make_record(lane, entry, depth, end, elements, RECORD_UNTIMED), nullptr);
         return;
     }
     if (entry.start_event) {
@@ -147,16 +146,14 @@ void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, 
         span.work.detail =
             uint64_t(double(end - entry.start) * profiler->state->recorder->scale().ns_per_tick);
         span.work.flags = RECORD_IS_WORK;
-        span.record = make_record(profiler, entry, depth, 0, uint32_t(elements),
-                                  uint8_t(elements >> 32), uint8_t(flags | RECORD_WORK));
+        span.record = make_record(lane, entry, depth, 0, elements, uint8_t(flags | RECORD_WORK));
         const TickScale scale = profiler->state->recorder->scale();
         span.host_start_ns = scale.time_ns(entry.start);
         raise_driver(device.finish(span));
         return;
     }
     if (work) flags |= RECORD_WORK;
-    lane->append(make_record(profiler, entry, depth, end, uint32_t(elements), uint8_t(elements >> 32),
-                             flags), work);
+    lane->append(make_record(lane, entry, depth, end, elements, flags), work);
 }
 
 namespace {
@@ -175,7 +172,7 @@ void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end) {
         const OpenEntry& entry = lane->stack[--lane->depth];
         if (entry.timed && !entry.disturbed && !entry.start_event) [[likely]] {
             lane->append_words(entry.start, end, elements_word(entry.slot, 1),
-                               place_word(profiler, lane->depth, 0, 0));
+                               place_word(lane, lane->depth, 0, 0));
         } else {
             const OpenEntry copy = entry;
             finish_entry(profiler, lane, copy, lane->depth, end, 1, nullptr);
@@ -183,11 +180,9 @@ void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end) {
     }
 }
 
-namespace {
-
-// Timers above `keep` that nobody holds any more can never be stopped.
-void drop_abandoned(ProfilerObject* profiler, Lane* lane, uint32_t keep) {
-    for (uint32_t at = lane->depth; at-- > keep + 1;) {
+// Timers from `first` on that nobody holds any more can never be stopped.
+void drop_abandoned(ProfilerObject* profiler, Lane* lane, uint32_t first) {
+    for (uint32_t at = lane->depth; at-- > first;) {
         OpenEntry& entry = lane->stack[at];
         const bool is_timer = entry.kind == OpenKind::Timer || entry.kind == OpenKind::Tile;
         if (!is_timer || Py_REFCNT(static_cast<PyObject*>(entry.owner)) != 1) continue;
@@ -202,7 +197,16 @@ void drop_abandoned(ProfilerObject* profiler, Lane* lane, uint32_t keep) {
     }
 }
 
-}  // namespace
+void forget_open(ProfilerObject* profiler, Lane& lane) {
+    if (lane.depth == 0 && lane.too_deep == 0) return;
+    for (uint32_t at = 0; at < lane.depth; ++at) {
+        OpenEntry& entry = lane.stack[at];
+        if (entry.start_event) profiler->state->device->cancel(entry.start_event);
+        drop_owner(entry);
+    }
+    lane.depth = lane.too_deep = 0;
+    lane.fence();
+}
 
 void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, void* owner,
            uint64_t end, uint64_t elements, const WorkRecord* work) {
@@ -227,7 +231,7 @@ void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, v
         return;
     }
     at -= 1;
-    if (at + 1 != lane->depth) drop_abandoned(profiler, lane, at);
+    if (at + 1 != lane->depth) drop_abandoned(profiler, lane, at + 1);
     OpenEntry entry = lane->stack[at];
     const bool is_top = at + 1 == lane->depth;
     if (!is_top) {
@@ -237,30 +241,24 @@ void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, v
     }
     lane->depth -= 1;
     if (profiler->mode == Mode::Device && profiler->sync == Sync::Immediate && entry.timed &&
-        kind != OpenKind::Step && kind != OpenKind::Tile) {
-        if (!profiler->state->device->is_capturing(entry.stream)) synchronize(profiler, entry.stream);
-        end = profiler->source->now();
+        !entry.start_event && kind != OpenKind::Step && kind != OpenKind::Tile) {
+        synchronize(profiler, entry.stream);
+        end = ticks_now(profiler);
     }
     finish_entry(profiler, lane, entry, at, end, elements, work);
     drop_owner(entry);
 }
 
-void step_begin(ProfilerObject* profiler, Lane* lane, uint32_t slot, bool timed) {
-    if (lane->depth == MAX_DEPTH) {
-        lane->too_deep += 1;
-        return;
-    }
-    OpenEntry& entry = lane->stack[lane->depth++];
-    entry = {};
-    entry.slot = slot;
-    entry.kind = OpenKind::Step;
-    entry.timed = timed;
-    entry.start = profiler->source->now();
-}
-
 Lane* lane_of_thread(ProfilerObject* profiler) {
     Lane* lane = fast_lane(profiler);
     return lane ? lane : make_lane(profiler);
+}
+
+// A full disk must not end the program that is being measured: stop, and say so once.
+void stop_recording(ProfilerObject* profiler, const SpoolError& error) {
+    profiler->mode = Mode::Off;
+    profiler->state->failure = error.what();
+    PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "brickline stopped recording: %s", error.what());
 }
 
 Lane* make_lane(ProfilerObject* profiler) {
@@ -284,11 +282,11 @@ Lane* make_lane(ProfilerObject* profiler) {
     identity.name = thread_name();
     if (profiler->source->kind() == ClockKind::Manual) identity.domain = ClockDomain::Manual;
     try {
-        mine.lanes[profiler->index] = profiler->state->recorder->acquire_lane(identity);
+        Lane* lane = profiler->state->recorder->acquire_lane(identity);
+        lane->step = &profiler->state->shared_step;
+        mine.lanes[profiler->index] = lane;
     } catch (const SpoolError& error) {
-        // A full disk must not end the program that is being measured: stop, and say so once.
-        profiler->mode = Mode::Off;
-        PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "brickline stopped recording: %s", error.what());
+        stop_recording(profiler, error);
     }
     return mine.lanes[profiler->index];
 }
@@ -333,8 +331,9 @@ int intern_argument_names() {
         PyUnicode_InternFromString("layer"), PyUnicode_InternFromString("elements"),
         PyUnicode_InternFromString("bytes"), PyUnicode_InternFromString("flops"),
         PyUnicode_InternFromString("row"),   PyUnicode_InternFromString("column"),
+        PyUnicode_InternFromString("tokens"), PyUnicode_InternFromString("phase"),
     };
-    return names_of_arguments.column ? 0 : -1;
+    return names_of_arguments.phase ? 0 : -1;
 }
 
 PyObject* unexpected_keyword(const char* call, PyObject* name) {
@@ -358,6 +357,15 @@ bool parse_count(PyObject* value, const char* what, uint64_t limit, uint64_t& co
     }
     raise_error("CountError", "%s: expected a whole number from 0 to %llu, got %R", what,
                 static_cast<unsigned long long>(limit), value);
+    return false;
+}
+
+bool parse_flops(PyObject* value, double& flops) {
+    flops = PyFloat_AsDouble(value);
+    const bool is_number = !(flops == -1.0 && PyErr_Occurred());
+    PyErr_Clear();
+    if (is_number && std::isfinite(flops) && flops >= 0) return true;
+    raise_error("CountError", "flops: expected a finite number from 0 on, got %R", value);
     return false;
 }
 

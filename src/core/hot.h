@@ -29,27 +29,40 @@ enum class Sync : uint8_t { Immediate, PerLayer, Deferred, None };
 
 struct ProfilerObject;
 
-// A callable that stands for handle.__enter__ or handle.__exit__, made once per handle. A `with`
-// then allocates no bound method.
+// What reading handle.__enter__ or handle.__exit__ gives: one callable, told apart by its arguments
+// (none enters, three exit). It lies inside the handle, so a `with` allocates no bound method and
+// touches one cache line. See handle_dealloc for who frees what.
 struct BoundObject {
     PyObject_HEAD
     vectorcallfunc call;
-    struct HandleObject* handle;
 };
 
 struct HandleObject {
     PyObject_HEAD
+    BoundObject bound;
     ProfilerObject* profiler;
-    BoundObject* enter;
-    BoundObject* exit;
     uint32_t slot;
     int32_t layer;
-    uint32_t brick;        // position in State::bricks
     uint32_t elements_low;
     uint8_t elements_high;
     bool has_work;
+    // Up to here one cache line; what follows is touched only by bricks with declared work.
+    uint32_t brick;        // position in State::bricks
     WorkRecord work;
     PyObject* weakrefs;
+};
+
+// One pass of the model; it is its own __enter__ and __exit__.
+struct StepObject {
+    PyObject_HEAD
+    vectorcallfunc call;
+    ProfilerObject* profiler;
+    Lane* lane;            // null unless it is open
+    uint64_t tokens;
+    StepState before;      // what the thread was in when it began
+    bool had_own;
+    uint32_t generation;   // of the profiler's recorder
+    uint8_t phase;
 };
 
 struct TimerObject {
@@ -95,6 +108,10 @@ struct State {
     std::map<std::tuple<uint32_t, std::string, int32_t, uint32_t, uint32_t>, uint32_t> slot_ids;
     std::vector<CachedHandle> handles_with_work;  // direct-mapped
     std::map<std::string, uint8_t> phases;
+    PyObject* last_phase = nullptr;  // the name of a phase that was just looked up, and its id
+    uint8_t last_phase_id = 0;
+    StepState shared_step;           // of threads that are in no step of their own
+    std::vector<const StepState*> open_steps;
     std::vector<uint32_t> phase_slots;
     std::map<std::pair<uint32_t, uint32_t>, uint32_t> tile_slots;  // (level, owner) -> slot
     std::unique_ptr<TickSource> source;
@@ -109,6 +126,7 @@ struct State {
     uint32_t sample_layers = 1;
     uint64_t entry_counter = 0;
     bool tiles_enabled = true;
+    std::string failure;  // why recording stopped by itself
 };
 
 struct ProfilerObject {
@@ -116,18 +134,21 @@ struct ProfilerObject {
     Mode mode;
     Mode enabled_mode;   // what `mode` becomes when enabled
     Sync sync;
-    uint8_t phase;
-    bool step_timed;
-    bool in_step;
-    bool only_counts;    // inside a step that sampling leaves out: entries are counted, not timed
-    uint32_t step;
+    bool reads_counter;  // the clock is the machine's counter, read without a call
     uint32_t index;      // place of this profiler's lane in a thread's table
     TickSource* source;
     State* state;
     PyObject* weakrefs;
 };
 
-extern PyTypeObject ProfilerType, HandleType, TimerType, BoundType;
+extern PyTypeObject ProfilerType, HandleType, TimerType, StepType;
+
+// Makes reading __enter__ and __exit__ of a type's objects give what `get` returns.
+int add_with_methods(PyTypeObject* type, descrgetfunc get);
+
+inline uint64_t ticks_now(const ProfilerObject* profiler) {
+    return profiler->reads_counter ? counter_ticks() : profiler->source->now();
+}
 
 // The lanes of one thread, by profiler index. One pointer lives in thread-local storage.
 struct ThreadLanes {
@@ -148,6 +169,7 @@ inline Lane* fast_lane(const ProfilerObject* profiler) {
 // full.
 Lane* lane_of_thread(ProfilerObject* profiler);
 Lane* make_lane(ProfilerObject* profiler);
+void stop_recording(ProfilerObject* profiler, const SpoolError& error);
 void forget_lanes_after_fork();
 uint32_t register_recorder(Recorder* recorder);
 void unregister_recorder(uint32_t index);
@@ -163,6 +185,11 @@ HandleObject* handle_for(ProfilerObject* profiler, uint32_t brick, int32_t layer
 // A non-negative count that a record can hold; false with an exception set.
 bool parse_count(PyObject* value, const char* what, uint64_t limit, uint64_t& count);
 bool parse_layer(PyObject* value, int32_t& layer);
+// A finite number from 0 on; false with an exception set.
+bool parse_flops(PyObject* value, double& flops);
+// What the stack of a lane still holds and nobody can leave any more is dropped.
+void forget_open(ProfilerObject* profiler, Lane& lane);
+void drop_abandoned(ProfilerObject* profiler, Lane* lane, uint32_t first);
 
 // Pushes an entry with every option considered. Returns false with an exception set.
 bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind kind, void* owner);
@@ -171,19 +198,19 @@ void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, 
                   uint64_t end, uint64_t elements, const WorkRecord* work);
 // Ends marks that stand on top: what encloses them is being left.
 void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end);
-void step_begin(ProfilerObject* profiler, Lane* lane, uint32_t slot, bool timed);
 void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, void* owner,
            uint64_t end, uint64_t elements, const WorkRecord* work);
 
 int ready_handle_type(PyObject* module);
 int ready_timer_type(PyObject* module);
+int ready_step_type(PyObject* module);
 int ready_profiler_type(PyObject* module);
 // The slot of tiles of a level in the brick that is open on the lane; -1 with an exception set.
 int64_t tile_slot(ProfilerObject* profiler, Lane* lane, uint32_t level);
 
 // Interned names of keyword arguments: at a call they are found by address.
 struct ArgumentNames {
-    PyObject *layer, *elements, *bytes, *flops, *row, *column;
+    PyObject *layer, *elements, *bytes, *flops, *row, *column, *tokens, *phase;
 };
 extern ArgumentNames names_of_arguments;
 int intern_argument_names();
@@ -201,26 +228,25 @@ inline uint64_t handle_elements(const HandleObject* handle) {
     return uint64_t(handle->elements_high) << 32 | handle->elements_low;
 }
 
-inline BrickRecord make_record(const ProfilerObject* profiler, const OpenEntry& entry, uint32_t depth,
-                               uint64_t end, uint32_t elements_low, uint8_t elements_high,
-                               uint8_t flags) {
-    return {entry.start, end, entry.slot, elements_low, uint8_t(depth), profiler->phase, flags,
-            elements_high, profiler->step};
-}
-
-// The last two words of a BrickRecord without flags.
+// The last two words of a BrickRecord.
 inline uint64_t elements_word(uint32_t slot, uint32_t elements_low) {
     return uint64_t(slot) | uint64_t(elements_low) << 32;
 }
-inline uint64_t place_word(const ProfilerObject* profiler, uint32_t depth, uint8_t elements_high,
-                           uint8_t flags) {
-    return uint64_t(depth) | uint64_t(profiler->phase) << 8 | uint64_t(flags) << 16 |
-           uint64_t(elements_high) << 24 | uint64_t(profiler->step) << 32;
+inline uint64_t place_word(const Lane* lane, uint32_t depth, uint8_t elements_high, uint8_t flags) {
+    return lane->step->place | uint64_t(depth) | uint64_t(flags) << 16 | uint64_t(elements_high) << 24;
+}
+inline BrickRecord make_record(const Lane* lane, const OpenEntry& entry, uint32_t depth, uint64_t end,
+                               uint64_t elements, uint8_t flags) {
+    return {entry.start, end, entry.slot, uint32_t(elements), uint8_t(depth), lane->step->phase, flags,
+            uint8_t(elements >> 32), lane->step->step};
 }
 
 PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
+PyObject* profiler_step(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* profiler_start(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* profiler_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
+PyObject* profiler_stop_handle(PyObject* self, PyObject* const* args, Py_ssize_t count,
+                               PyObject* names);
 PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* tile_start(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* tile_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);

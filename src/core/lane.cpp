@@ -6,10 +6,10 @@
 namespace brickline {
 namespace {
 
-// 4096 records cover some ten decode steps of 200 bricks, so that a fold touches each node once for
-// many samples; 128 KiB still stays inside a core's second-level cache.
-constexpr uint32_t RING_RECORDS = 4096;
-constexpr uint64_t JOURNAL_BYTES = 192 * 1024;
+// 16384 records cover some eighty decode steps of 200 bricks. Nodes leave the caches between two
+// folds, so the more samples each one brings, the less a sample costs.
+constexpr uint32_t RING_RECORDS = 16384;
+constexpr uint64_t JOURNAL_BYTES = 256 * 1024;
 constexpr uint64_t FIRST_EXTENT_BYTES = 32 * 1024;
 constexpr uint64_t LARGEST_EXTENT_BYTES = 1024 * 1024;
 
@@ -54,6 +54,8 @@ void Lane::adopt(const LaneIdentity& identity) {
     std::memcpy(m_header->name, identity.name.data(), length);
     depth = 0;
     too_deep = 0;
+    own_step = {};
+    step = nullptr;
 }
 
 void Lane::fold() {

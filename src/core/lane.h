@@ -39,6 +39,22 @@ constexpr uint64_t open_word(uint32_t slot, OpenKind kind) {
 }
 static_assert(std::endian::native == std::endian::little);
 
+// The step that a thread's entries belong to.
+struct StepState {
+    uint64_t place = 0;        // phase and step as they stand in a record's last word
+    uint32_t step = 0;
+    uint8_t phase = 0;
+    bool is_open = false;
+    bool timed = true;
+    bool only_counts = false;  // sampling leaves it out: entries are counted, not timed
+
+    void set(uint8_t new_phase, uint32_t new_step) {
+        phase = new_phase;
+        step = new_step;
+        place = uint64_t(phase) << 8 | uint64_t(step) << 32;
+    }
+};
+
 struct LaneIdentity {
     uint32_t thread = 0;
     ClockDomain domain = ClockDomain::Host;
@@ -78,6 +94,9 @@ class Lane final : public LaneStore {
         std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
     }
 
+    // Everything open is forgotten: finished inner entries have no outer one any more.
+    void fence() { append_words(0, 0, 0, uint64_t(RECORD_IS_WORK) << 16); }
+
     void fold();
     void set_observer(FoldObserver* observer) { m_observer = observer; }
     LaneHeader& header() { return *m_header; }
@@ -89,6 +108,8 @@ class Lane final : public LaneStore {
     uint32_t depth = 0;
     uint32_t too_deep = 0;  // bricks entered beyond MAX_DEPTH and not yet left
     int32_t last_layer = -2;
+    const StepState* step = nullptr;  // its own while it is in a step, else its profiler's
+    StepState own_step;
 
   private:
     void remember(const BrickRecord& record) override;

@@ -68,6 +68,12 @@ bool load_vocabulary(State& state) {
     return true;
 }
 
+void use_source(ProfilerObject* profiler) {
+    profiler->source = profiler->state->source.get();
+    const ClockKind kind = profiler->source->kind();
+    profiler->reads_counter = kind == ClockKind::Tsc || kind == ClockKind::Cntvct;
+}
+
 PyObject* profiler_new(PyTypeObject* type, PyObject*, PyObject*) {
     PyObject* self = type->tp_alloc(type, 0);
     if (!self) return nullptr;
@@ -75,11 +81,10 @@ PyObject* profiler_new(PyTypeObject* type, PyObject*, PyObject*) {
     profiler->mode = Mode::Off;
     profiler->enabled_mode = Mode::Host;
     profiler->sync = Sync::Deferred;
-    profiler->step_timed = true;
     profiler->index = NO_INDEX;
     profiler->state = new State;
     profiler->state->source = std::make_unique<TickSource>();
-    profiler->source = profiler->state->source.get();
+    use_source(profiler);
     if (!load_vocabulary(*profiler->state)) {
         Py_DECREF(self);
         return nullptr;
@@ -142,6 +147,7 @@ void profiler_dealloc(PyObject* self) {
         shut(profiler);
         Py_CLEAR(profiler->state->brick_of_name);
         Py_CLEAR(profiler->state->stream_argument);
+        Py_CLEAR(profiler->state->last_phase);
         delete profiler->state;
     }
     Py_TYPE(self)->tp_free(self);  // a subclass's own dealloc drops the type
@@ -170,10 +176,9 @@ PyObject* profiler_open(PyObject* self, PyObject* args, PyObject* names) {
     state.step_counter = 0;
     state.entry_counter = 0;
     std::fill(std::begin(state.phase_steps), std::end(state.phase_steps), 0);
-    profiler->phase = 0;
-    profiler->step = 0;
-    profiler->in_step = profiler->only_counts = false;
-    profiler->step_timed = true;
+    state.open_steps.clear();
+    state.shared_step = {};
+    state.failure.clear();
     Py_RETURN_NONE;
 }
 
@@ -200,6 +205,11 @@ PyObject* profiler_set_enabled(PyObject* self, PyObject* value) {
     ProfilerObject* profiler = as_profiler(self);
     const int enabled = PyObject_IsTrue(value);
     if (enabled < 0 || (enabled && !require_open(profiler))) return nullptr;
+    if (!enabled && is_open(profiler)) {
+        // Nothing may stay open over a pause: it would be left by an exit that is not its own.
+        profiler->state->recorder->for_each_host_lane(
+            [profiler](Lane& lane) { forget_open(profiler, lane); });
+    }
     profiler->mode = enabled ? profiler->enabled_mode : Mode::Off;
     Py_RETURN_NONE;
 }
@@ -238,7 +248,7 @@ PyObject* profiler_configure(PyObject* self, PyObject* args, PyObject* names) {
 PyObject* profiler_use_manual_clock(PyObject* self, PyObject*) {
     ProfilerObject* profiler = as_profiler(self);
     profiler->state->source = std::make_unique<TickSource>(ClockKind::Manual);
-    profiler->source = profiler->state->source.get();
+    use_source(profiler);
     Py_RETURN_NONE;
 }
 
@@ -306,6 +316,13 @@ PyObject* profiler_begin_capture(PyObject* self, PyObject*) {
     if (!device) {
         return raise_error("UsageError", "capture() needs a profiler made with device=\"CUDA:n\"");
     }
+    // What is captured is timed at every replay, so sampling does not apply to it.
+    State& state = *as_profiler(self)->state;
+    state.shared_step.only_counts = false;
+    state.recorder->for_each_host_lane([](Lane& lane) {
+        lane.own_step.only_counts = false;
+        lane.own_step.timed = true;
+    });
     return PyLong_FromUnsignedLongLong(device->begin_capture());
 }
 
@@ -329,78 +346,9 @@ PyObject* profiler_replayed(PyObject* self, PyObject* graph) {
     if (PyErr_Occurred()) return nullptr;
     ProfilerObject* profiler = as_profiler(self);
     if (profiler->state->device) {
-        profiler->state->device->replayed(id, profiler->phase, profiler->step);
+        const StepState& step = profiler->state->shared_step;
+        profiler->state->device->replayed(id, step.phase, step.step);
     }
-    Py_RETURN_NONE;
-}
-
-// -------------------------------------------------------------------------------------------- steps
-
-PyObject* profiler_step_begin(PyObject* self, PyObject* phase) {
-    ProfilerObject* profiler = as_profiler(self);
-    if (profiler->mode == Mode::Off) Py_RETURN_NONE;
-    State& state = *profiler->state;
-    const char* name = PyUnicode_AsUTF8(phase);
-    if (!name) return nullptr;
-    auto found = state.phases.find(name);
-    if (found == state.phases.end()) {
-        if (state.phases.size() >= MAX_PHASES) {
-            return raise_error("UsageError", "phase %R: a profiler keeps at most %d phases apart; "
-                               "use a few fixed names such as \"prefill\" and \"decode\"",
-                               phase, int(MAX_PHASES) - 1);
-        }
-        SlotDefinition slot;
-        slot.kind = SlotKind::Step;
-        slot.name = name;
-        slot.level = uint32_t(state.phases.size());
-        found = state.phases.emplace(name, uint8_t(slot.level)).first;
-        state.phase_slots.push_back(slot_for(profiler, slot));
-        if (PyErr_Occurred()) return nullptr;
-    }
-    Lane* lane = lane_of_thread(profiler);
-    if (!lane) {
-        if (PyErr_Occurred()) return nullptr;
-        Py_RETURN_NONE;
-    }
-    PyObject* before = Py_BuildValue("(BIiiB)", profiler->phase, profiler->step, int(profiler->step_timed),
-                                     int(profiler->in_step), found->second);
-    if (!before) return nullptr;
-    profiler->phase = found->second;
-    // Counted per phase, so that the first prefill and the first decode are both timed.
-    profiler->step_timed = state.phase_steps[found->second]++ % state.sample_steps == 0;
-    profiler->step = ++state.step_counter;
-    profiler->in_step = true;
-    profiler->only_counts = !profiler->step_timed && profiler->mode != Mode::Host;
-    lane->last_layer = -2;
-    // The step itself is timed by the host in every mode: it is what coverage is held against.
-    step_begin(profiler, lane, state.phase_slots[found->second], true);
-    return before;
-}
-
-PyObject* profiler_step_end(PyObject* self, PyObject* args) {
-    ProfilerObject* profiler = as_profiler(self);
-    const uint64_t end = profiler->source->now();
-    unsigned char phase = 0, mine = 0;
-    unsigned int step = 0;
-    int timed = 0, in_step = 0;
-    unsigned long long tokens = 0;
-    if (!PyArg_ParseTuple(args, "(BIppB)K", &phase, &step, &timed, &in_step, &mine, &tokens)) {
-        return nullptr;
-    }
-    if (profiler->mode != Mode::Off) {
-        Lane* lane = lane_of_thread(profiler);
-        if (lane) {
-            profiler->phase = mine;
-            leave(profiler, lane, profiler->state->phase_slots[mine], OpenKind::Step, nullptr, end,
-                  tokens, nullptr);
-        }
-    }
-    profiler->phase = phase;
-    profiler->step = step;
-    profiler->step_timed = timed != 0;
-    profiler->in_step = in_step != 0;
-    profiler->only_counts = profiler->in_step && !profiler->step_timed && profiler->mode != Mode::Host;
-    if (PyErr_Occurred()) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -440,8 +388,8 @@ PyObject* profiler_record(PyObject* self, PyObject* args, PyObject* names) {
     record.elements_low = uint32_t(elements);
     record.elements_high = uint8_t(elements >> 32);
     record.depth = uint8_t(std::min(lane->depth, MAX_DEPTH - 1));
-    record.phase = profiler->phase;
-    record.step = profiler->step;
+    record.phase = lane->step->phase;
+    record.step = lane->step->step;
     // An exact duration at an unknown place; fold_records keeps both kinds out of coverage.
     record.flags = uint8_t(RECORD_EXACT | (has_work ? RECORD_WORK : 0) |
                            (approximate ? RECORD_APPROXIMATE : 0));
@@ -477,8 +425,8 @@ PyObject* profiler_record_tile(PyObject* self, PyObject* args) {
     record.elements_low = uint32_t(elements);
     record.elements_high = uint8_t(elements >> 32);
     record.depth = uint8_t(std::min(lane->depth, MAX_DEPTH - 1));
-    record.phase = profiler->phase;
-    record.step = profiler->step;
+    record.phase = lane->step->phase;
+    record.step = lane->step->step;
     record.flags = RECORD_EXACT | RECORD_TILE | RECORD_WORK;
     lane->append(record, &work);
     Py_RETURN_NONE;
@@ -528,6 +476,8 @@ PyObject* profiler_append(PyObject* self, PyObject* args) {
 PyObject* profiler_flush(PyObject* self, PyObject*) {
     ProfilerObject* profiler = as_profiler(self);
     if (is_open(profiler)) {
+        profiler->state->recorder->for_each_host_lane(
+            [profiler](Lane& lane) { drop_abandoned(profiler, &lane, 0); });
         if (!guarded([&] { profiler->state->recorder->flush(); })) return nullptr;
     }
     Py_RETURN_NONE;
@@ -550,10 +500,12 @@ PyObject* profiler_now_ns(PyObject* self, PyObject*) {
 
 PyObject* profiler_where(PyObject* self, PyObject*) {
     ProfilerObject* profiler = as_profiler(self);
-    return Py_BuildValue("{s:I,s:I,s:O}", "step", profiler->step, "phase", unsigned(profiler->phase),
-                         "full_disk",
-                         is_open(profiler) && profiler->state->recorder->is_full_disk() ? Py_True
-                                                                                        : Py_False);
+    const Lane* lane = is_open(profiler) ? fast_lane(profiler) : nullptr;
+    const StepState& step = lane ? *lane->step : profiler->state->shared_step;
+    const bool is_full = is_open(profiler) && (profiler->state->recorder->is_full_disk() ||
+                                               !profiler->state->failure.empty());
+    return Py_BuildValue("{s:I,s:I,s:O}", "step", step.step, "phase", unsigned(step.phase),
+                         "full_disk", is_full ? Py_True : Py_False);
 }
 
 #define FAST(function) \
@@ -565,6 +517,8 @@ PyMethodDef profiler_methods[] = {
     {"brick", FAST(profiler_brick),
      "brick(id_or_name, layer=None, *, elements=1, bytes=0, flops=0)\n--\n\n"
      "Return the cached handle of a brick, for `with` or as a decorator."},
+    {"step", FAST(profiler_step),
+     "step(tokens=1, phase=\"\")\n--\n\nMark one pass of the model: use it in `with`."},
     {"start_brick", FAST(profiler_start),
      "start_brick(id, layer=None)\n--\n\nStart timing a brick; hand the timer to stop_brick."},
     {"stop_brick", FAST(profiler_stop),
@@ -574,6 +528,7 @@ PyMethodDef profiler_methods[] = {
     {"mark", FAST(profiler_mark),
      "mark(id_or_name=None, layer=None)\n--\n\n"
      "End the marked brick, if any, and begin the next one at the same instant."},
+    {"_stop_handle", FAST(profiler_stop_handle), nullptr},
     {"_tile_start", FAST(tile_start), nullptr},
     {"_tile_stop", FAST(tile_stop), nullptr},
     {"_tile_record", profiler_record_tile, METH_VARARGS, nullptr},
@@ -592,8 +547,6 @@ PyMethodDef profiler_methods[] = {
     {"_end_capture", profiler_end_capture, METH_NOARGS, nullptr},
     {"_before_replay", profiler_before_replay, METH_O, nullptr},
     {"_replayed", profiler_replayed, METH_O, nullptr},
-    {"_step_begin", profiler_step_begin, METH_O, nullptr},
-    {"_step_end", profiler_step_end, METH_VARARGS, nullptr},
     {"_record", KEYWORDS(profiler_record), nullptr},
     {"_fact", profiler_fact, METH_VARARGS, nullptr},
     {"_intern", profiler_intern, METH_O, nullptr},
@@ -646,7 +599,14 @@ uint32_t slot_for(ProfilerObject* profiler, const SlotDefinition& slot) {
     const auto found = state.slot_ids.find(key);
     if (found != state.slot_ids.end()) return found->second;
     const uint32_t id = uint32_t(state.slots.size());
-    if (is_open(profiler) && !guarded([&] { state.recorder->add_slot(id, slot); })) return 0;
+    if (is_open(profiler)) {
+        try {
+            state.recorder->add_slot(id, slot);
+        } catch (const SpoolError& error) {
+            // Entries of a slot that the file does not know could not be read back.
+            if (profiler->mode != Mode::Off) stop_recording(profiler, error);
+        }
+    }
     state.slots.push_back(slot);
     state.slot_ids.emplace(key, id);
     return id;

@@ -13,7 +13,15 @@ class Recorder::Painter final : public FoldObserver {
 
     void on_brick(const BrickRecord& record, uint64_t start_ns, uint64_t duration_ns,
                   uint64_t elements) override {
-        if (record.flags & (RECORD_TILE | RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE | RECORD_EXACT)) return;
+        if (record.flags & RECORD_IS_WORK) {
+            for (auto& open : m_open) open.clear();
+            m_deepest = 0;
+            return;
+        }
+        if (record.flags & NOT_DRAWN) {
+            pass_on(record.depth);
+            return;
+        }
         const SlotDefinition& slot = m_slots[record.slot];
         const bool is_step = slot.kind == SlotKind::Step;
         std::vector<Child> children;
@@ -38,6 +46,19 @@ class Recorder::Painter final : public FoldObserver {
     }
 
   private:
+    static constexpr uint8_t NOT_DRAWN = RECORD_TILE | RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE |
+                                         RECORD_EXACT | RECORD_UNTIMED;
+
+    // What stood inside an entry that is not drawn belongs to what encloses it.
+    void pass_on(uint32_t depth) {
+        for (uint32_t deeper = depth + 1; deeper <= m_deepest; ++deeper) {
+            m_open[depth].insert(m_open[depth].end(), m_open[deeper].begin(), m_open[deeper].end());
+            m_open[deeper].clear();
+        }
+        if (depth == 0) m_open[0].clear();
+        m_deepest = depth;
+    }
+
     struct Child {
         uint32_t node;
         int32_t layer;
@@ -172,6 +193,7 @@ Lane* Recorder::acquire_lane(const LaneIdentity& identity) {
 void Recorder::release_lane(Lane* lane) {
     std::lock_guard guard(m_mutex);
     if (!m_open) return;
+    lane->fence();  // what the thread left open belongs to nobody
     lane->fold();
     lane->header().closed = 1;
     m_idle.push_back(lane);
@@ -182,6 +204,14 @@ Lane* Recorder::device_lane(const LaneIdentity& identity) {
     m_lanes.push_back(std::make_unique<Lane>(m_spool, m_source, uint32_t(m_lanes.size()), identity,
                                              m_options.recent_records));
     return m_lanes.back().get();
+}
+
+void Recorder::for_each_host_lane(const std::function<void(Lane&)>& visit) {
+    std::lock_guard guard(m_mutex);
+    if (!m_open) return;
+    for (auto& lane : m_lanes) {
+        if (lane->header().device < 0) visit(*lane);
+    }
 }
 
 void Recorder::flush() {
@@ -206,6 +236,7 @@ void Recorder::set_graph(GraphStore* graph) {
 }
 
 void Recorder::connect_graph_table(GraphStore* graph) {
+    if (graph == m_connected) return;  // attaching again would write every row again
     if (m_connected) m_connected->attach_sink(nullptr);
     m_connected = graph;
     if (!graph) return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -51,6 +52,8 @@ class Recorder {
     // A lane of (thread, stream) for device spans; never reused.
     Lane* device_lane(const LaneIdentity& identity);
 
+    // Under the caller's guarantee that no thread records meanwhile.
+    void for_each_host_lane(const std::function<void(Lane&)>& visit);
     // Folds every host lane. The caller keeps recording threads out.
     void flush();
 

@@ -319,7 +319,8 @@ bool is_sound(const BrickRecord& record, uint32_t slots, const TickScale& scale)
     const double start = double(int64_t(record.start - scale.anchor_tick)) * scale.ns_per_tick;
     const double length = double(int64_t(record.end - record.start)) * scale.ns_per_tick;
     return record.slot < slots && record.phase < MAX_PHASES && record.depth < MAX_DEPTH &&
-           !(record.flags & RECORD_IS_WORK) && std::abs(start) < LIMIT_NS &&
+           (!(record.flags & RECORD_IS_WORK) || record.flags == RECORD_IS_WORK) &&
+           std::abs(start) < LIMIT_NS &&
            (record.flags & RECORD_EXACT || std::abs(length) < LIMIT_NS);
 }
 

@@ -56,20 +56,19 @@ inline TimerObject* push_timer(ProfilerObject* profiler, uint32_t slot, int32_t 
         entry.word = open_word(slot, kind);
         entry.owner = Py_NewRef(reinterpret_cast<PyObject*>(timer));
         entry.start_event = 0;
-        timer->start = entry.start = profiler->source->now();
+        timer->start = entry.start = ticks_now(profiler);
         return timer;
     }
     timer->lane = lane_of_thread(profiler);
-    timer->start = profiler->source->now();
+    timer->start = ticks_now(profiler);
     PyObject* owner = Py_NewRef(reinterpret_cast<PyObject*>(timer));
-    const uint32_t before = timer->lane ? timer->lane->depth : 0;
-    if (!enter_slow(profiler, slot, layer, kind, owner) || !timer->lane ||
-        timer->lane->depth == before) {
-        Py_DECREF(owner);  // it never reached the stack
-        if (PyErr_Occurred()) {
-            Py_DECREF(timer);
-            return nullptr;
-        }
+    const bool entered = timer->lane && enter_slow(profiler, slot, layer, kind, owner);
+    const bool is_on_stack = entered && timer->lane->depth &&
+                             timer->lane->stack[timer->lane->depth - 1].owner == timer;
+    if (!is_on_stack) Py_DECREF(owner);
+    if (PyErr_Occurred()) {
+        Py_DECREF(timer);
+        return nullptr;
     }
     return timer;
 }
@@ -114,10 +113,10 @@ void finish_timer(ProfilerObject* profiler, TimerObject* timer, uint64_t end, ui
             lane->depth -= 1;
             if (!work) [[likely]] {
                 lane->append_words(entry.start, end, elements_word(timer->slot, uint32_t(elements)),
-                                   place_word(profiler, lane->depth, uint8_t(elements >> 32), 0));
+                                   place_word(lane, lane->depth, uint8_t(elements >> 32), 0));
             } else {
-                lane->append(make_record(profiler, entry, lane->depth, end, uint32_t(elements),
-                                         uint8_t(elements >> 32), RECORD_TILE | RECORD_WORK), work);
+                const uint8_t flags = kind == OpenKind::Tile ? RECORD_TILE | RECORD_WORK : RECORD_WORK;
+                lane->append(make_record(lane, entry, lane->depth, end, elements, flags), work);
             }
             Py_DECREF(static_cast<PyObject*>(entry.owner));
             return;
@@ -167,7 +166,7 @@ PyObject* profiler_start(PyObject* self, PyObject* const* args, Py_ssize_t count
 PyObject* profiler_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
     if (count >= 1 && args[0] == g_disabled_timer) Py_RETURN_NONE;
-    const uint64_t end = profiler->source->now();
+    const uint64_t end = ticks_now(profiler);
     uint64_t elements = 1;
     if (names) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
@@ -184,15 +183,33 @@ PyObject* profiler_stop(PyObject* self, PyObject* const* args, Py_ssize_t count,
     Py_RETURN_NONE;
 }
 
+// Stops a timer with the work that a handle declares: what decorated coroutines use, whose entries may
+// overlap and so cannot be told apart on a stack of blocks.
+PyObject* profiler_stop_handle(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    const uint64_t end = ticks_now(profiler);
+    if (count != 2 || !Py_IS_TYPE(args[1], &HandleType)) {
+        return raise_error("InternalError", "_stop_handle takes a timer and a handle");
+    }
+    if (args[0] == g_disabled_timer) Py_RETURN_NONE;
+    if (!check_timer(profiler, args[0], false)) return nullptr;
+    const HandleObject* handle = as_handle(args[1]);
+    finish_timer(profiler, reinterpret_cast<TimerObject*>(args[0]), end, handle_elements(handle),
+                 handle->has_work ? &handle->work : nullptr);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}
+
 PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
     if (profiler->mode == Mode::Off) Py_RETURN_NONE;
-    uint64_t now = profiler->source->now();
+    uint64_t now = ticks_now(profiler);
     Lane* lane = lane_of_thread(profiler);
     if (!lane) {
         if (PyErr_Occurred()) return nullptr;
         Py_RETURN_NONE;
     }
+    if (count > 2) return raise_error("UsageError", "mark takes a BrickId or a name, and layer=");
     int32_t layer = -1;
     if (count == 2 && !parse_layer(args[1], layer)) return nullptr;
     if (names) {
@@ -288,7 +305,7 @@ PyObject* tile_start(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
 PyObject* tile_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
     if (count >= 1 && args[0] == g_disabled_timer) Py_RETURN_NONE;
-    const uint64_t end = profiler->source->now();
+    const uint64_t end = ticks_now(profiler);
     if (count < 1 || count > 4) {
         return raise_error("UsageError", "tiles.stop takes a timer, elements, flops and bytes");
     }
@@ -309,14 +326,7 @@ PyObject* tile_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyO
     work.detail = uint64_t(timer->row) << 32 | timer->column;
     uint64_t elements = 1;
     if (given[1] && !parse_count(given[1], "elements", MAX_ELEMENTS, elements)) return nullptr;
-    if (given[2]) {
-        work.flops = PyFloat_AsDouble(given[2]);
-        if (work.flops == -1.0 && PyErr_Occurred()) return nullptr;
-        if (!std::isfinite(work.flops) || work.flops < 0) {
-            return raise_error("CountError", "flops: expected a finite number from 0 on, got %R",
-                               given[2]);
-        }
-    }
+    if (given[2] && !parse_flops(given[2], work.flops)) return nullptr;
     if (given[3] && !parse_count(given[3], "bytes", 1ull << 60, work.bytes_in)) return nullptr;
     finish_timer(profiler, timer, end, elements, &work);
     if (PyErr_Occurred()) return nullptr;

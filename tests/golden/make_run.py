@@ -43,11 +43,10 @@ def record(path: Path) -> None:
             sampled.advance(5_000)
     with killed.step(tokens=2, phase="prefill"), killed.brick("Embedding"):
         killed.advance(700)
-    with killed.step(tokens=2, phase="prefill"), killed.brick("Embedding"):
-        with killed.brick("not finished"):
-            killed.advance(1)
-            for spool in (path / "spool").iterdir():
-                shutil.copyfile(spool, path / "spool" / f"{spool.stem}.copy")
+    with killed.step(tokens=2, phase="prefill"), killed.brick("not finished"):
+        killed.advance(1)
+        for spool in (path / "spool").iterdir():
+            shutil.copyfile(spool, path / "spool" / f"{spool.stem}.copy")
     for profiler in (main, sampled, killed):
         profiler.close()
     restore_killed(path)

@@ -144,12 +144,12 @@ def test_a_negative_duration_is_refused(p: BrickProfiler) -> None:
         p.record_elapsed("own", timedelta(microseconds=-1))
 
 
-def test_tokens_are_checked_when_the_step_ends_too(p: BrickProfiler) -> None:
+def test_tokens_that_are_learned_later_are_checked_too(p: BrickProfiler) -> None:
     with pytest.raises(CountError, match="tokens"), p.step(tokens=1) as step:
         step.tokens = -3
     with p.step(tokens=2):
         pass
-    assert p.total_tokens() == 2
+    assert p.total_tokens() == 3
 
 
 @pytest.mark.parametrize("rate", [math.nan, "0.5", None])
@@ -445,7 +445,7 @@ def test_a_bad_layer(p: BrickProfiler, layer: Any) -> None:
 
 @pytest.mark.parametrize("phase", [None, 3, b"decode"])
 def test_a_phase_is_a_name(p: BrickProfiler, phase: Any) -> None:
-    with pytest.raises(UsageError, match="phase: expected a str such as 'decode'"):
+    with pytest.raises(UsageError, match="phase: expected a str"):
         p.step(phase=phase)
 
 
@@ -498,7 +498,7 @@ def test_only_functions_are_decorated(p: BrickProfiler, thing: Any) -> None:
     with pytest.raises(UsageError, match="expected a callable, got"):
         p.brick("own")(thing)
     with pytest.raises(UsageError, match="one function"):
-        p.brick("own")()
+        p.brick("own")(elements=3)
 
 
 @pytest.mark.parametrize("rank", ["", "x", "-1", "1.5", "99999999999"])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-from hand_made import bin_rows, node_row
+from hand_made import node_row
 
-from brickline.abi import BIN, NODE
+from brickline.abi import NODE
 from brickline.bricks import BrickCategory, BrickId
 from brickline.histogram import FIRST_INDEX, LAST_INDEX, Histogram, merge_histograms
-from brickline.nodes import category_stats_from_nodes, stats_from_nodes
+from brickline.nodes import category_stats_from_nodes
 from brickline.stats import (
     BrickBottleneck,
     BrickLabel,
@@ -172,17 +170,3 @@ def test_category_stats():
     assert both.percentage(0) == 0.0
     assert CategoryStats("x").avg_us == 0.0
     assert BrickCategory.NORM.label == "Norm"
-
-
-def test_five_hundred_nodes_take_less_than_ten_milliseconds():
-    durations = [[100 + node, 1000, 5000 * node] for node in range(500)]
-    nodes = np.array([node_row(each) for each in durations], NODE)
-    bins = np.array([row for at, each in enumerate(durations) for row in bin_rows(at, each)], BIN)
-    labels = [BrickLabel(str(at)) for at in range(500)]
-    taken = []
-    for _ in range(5):
-        start = time.perf_counter()
-        stats = stats_from_nodes(nodes, bins, np.arange(500), labels)
-        taken.append(time.perf_counter() - start)
-    assert len(stats) == 500
-    assert min(taken) < 0.010

@@ -30,11 +30,12 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command(
+    options_metavar="[OPTIONS] SCRIPT|-m MODULE [ARGS]...",
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
-    }
+    },
 )(run)
 app.command()(report)
 app.command()(top)
@@ -44,9 +45,9 @@ app.command()(bench)
 
 def _print_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
+        from brickline.circumstances import brickline_version
 
-        typer.echo(f"brickline {version('brickline')}")
+        typer.echo(f"brickline {brickline_version() or 'from a source tree'}")
         raise typer.Exit
 
 

@@ -23,7 +23,7 @@ GROUPS = {
 def bench(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A group (profiler, cuda) or a file's name."),
+        typer.Argument(metavar="NAME", help="A group (profiler, cuda) or a file's name."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats; noisier.")] = False,

@@ -45,7 +45,9 @@ def report(
     """
     if json and csv:
         raise UsageError("expected one of --json and --csv, got both; ask for one at a time")
-    profile = profile_from_run(Run.open(run))
+    opened = Run.open(run)
+    opened.publish()
+    profile = profile_from_run(opened)
     results = check_budgets(profile, load_budgets(budget)) if budget is not None else None
     repeats = [profile_from_run(Run.open(path)) for path in repeat or ()]
     findings = profile.validate(repeats) if validate else None

@@ -107,6 +107,8 @@ def _finish(writer: RunWriter, status: int) -> None:
         return
     print(f"brickline: {writer.path} is empty: no BrickProfiler recorded anything", file=sys.stderr)
     for process in recorded.unfollowed:
+        if process.get("pid") == os.getpid():
+            continue
         command = " ".join(process.get("argv") or ["?"])
         print(
             f"brickline: process {process.get('pid')} was not followed: {command}", file=sys.stderr

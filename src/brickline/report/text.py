@@ -217,7 +217,9 @@ def notes(profile: Profile, look: Look) -> Iterator[str]:
     if recording.orphan_exits:
         yield f"{recording.orphan_exits} bricks were left that had not been entered."
     if recording.unclosed and not profile.is_live:
-        yield f"{recording.unclosed} parts were not closed; all that had finished is here."
+        count = recording.unclosed
+        parts = "1 part was" if count == 1 else f"{count} parts were"
+        yield f"{parts} not closed; all that had finished is here."
     if recording.processes > 1:
         yield f"{recording.processes} processes; times are summed over them."
     if recording.timed:

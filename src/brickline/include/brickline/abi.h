@@ -61,7 +61,7 @@ enum RecordFlag : uint8_t {
     RECORD_TILE = 8,           // a part of a brick: no exclusive time is taken from the brick
     RECORD_WORK = 16,          // a WorkRecord follows in the ring
     RECORD_HOST_BOUND = 32,    // the stop was enqueued after the start had executed
-    RECORD_IS_WORK = 64,       // this entry is itself a WorkRecord
+    RECORD_IS_WORK = 64,       // this entry is a WorkRecord; alone, a fence: what is open is forgotten
     RECORD_EXACT = 128,        // `end` is a duration in ns that the caller supplied
 };
 
