@@ -58,7 +58,7 @@ class BrickProfiler(_core.ProfilerCore):
             time moves only by `advance`.
         stream: The stream that bricks run on. Default: torch's current one at each brick.
         sync_mode: When the host waits for the device; see `SyncMode`. Default DEFERRED.
-        sampling: Which steps and layers are timed. Default: all on a CPU, every 64th step on CUDA.
+        sampling: Which steps and layers are timed. Default: all on a CPU, every 128th step on CUDA.
         path: Where the run goes. Default: the user's state directory, and then it is removed at
             exit unless `save` is called.
         overwrite: Replace a run at `path`. Default False.

@@ -31,7 +31,7 @@ bool enter(HandleObject* handle) {
         entry.start = ticks_now(profiler);
         return true;
     }
-    if (lane->step->only_counts) return true;
+    if (lane->only_counts) return true;
     return enter_slow(profiler, handle->slot, handle->layer, OpenKind::Block, nullptr);
 }
 
@@ -43,7 +43,7 @@ bool exit(HandleObject* handle) {
         lane = lane_of_thread(profiler);
         if (!lane) return !PyErr_Occurred();
     }
-    if (lane->step->only_counts && !is_open_block(lane, handle->slot)) {
+    if (lane->only_counts && !is_open_block(lane, handle->slot)) {
         const uint32_t depth = lane->depth < MAX_DEPTH ? lane->depth : MAX_DEPTH - 1;
         lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
                            place_word(lane, depth, handle->elements_high, RECORD_UNTIMED));
@@ -298,8 +298,36 @@ HandleObject* handle_for(ProfilerObject* profiler, uint32_t brick, int32_t layer
     return handle;
 }
 
+namespace {
+
+size_t inline_place(PyObject* brick, PyObject* layer) {
+    const uint64_t mixed = (reinterpret_cast<uint64_t>(brick) >> 4) * 31 + (reinterpret_cast<uint64_t>(layer) >> 4);
+    return (mixed ^ mixed >> 9) % INLINE_CALLS;
+}
+
+void remember_inline(State& state, PyObject* brick, PyObject* layer, PyObject* names,
+                     HandleObject* handle) {
+    // Subclasses of int and str may compare as they like; only the plain ones and BrickId do not.
+    if (!PyLong_Check(layer) || !(PyLong_Check(brick) || PyUnicode_CheckExact(brick))) return;
+    if (state.inline_calls.empty()) state.inline_calls.resize(INLINE_CALLS);
+    InlineCall& call = state.inline_calls[inline_place(brick, layer)];
+    Py_XSETREF(call.brick, Py_NewRef(brick));
+    Py_XSETREF(call.layer, Py_NewRef(layer));
+    Py_XSETREF(call.names, Py_NewRef(names));
+    call.handle = handle;  // State::bricks keeps it
+}
+
+}  // namespace
+
 PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
+    const bool is_plain = count == 1 && names && PyTuple_GET_SIZE(names) == 1;
+    if (is_plain && !profiler->state->inline_calls.empty()) [[likely]] {
+        const InlineCall& call = profiler->state->inline_calls[inline_place(args[0], args[1])];
+        if (call.brick == args[0] && call.layer == args[1] && call.names == names) [[likely]] {
+            return Py_NewRef(reinterpret_cast<PyObject*>(call.handle));
+        }
+    }
     if (count < 1 || count > 2) {
         return raise_error("UsageError", "brick() takes a BrickId or a name, then layer=, elements=, "
                                          "bytes=, flops=");
@@ -331,7 +359,9 @@ PyObject* profiler_brick(PyObject* self, PyObject* const* args, Py_ssize_t count
     }
     if (!has_work) {
         HandleObject* handle = handle_for(profiler, key.brick, key.layer);
-        return handle ? Py_NewRef(reinterpret_cast<PyObject*>(handle)) : nullptr;
+        if (!handle) return nullptr;
+        if (is_plain) remember_inline(*profiler->state, args[0], args[1], names, handle);
+        return Py_NewRef(reinterpret_cast<PyObject*>(handle));
     }
     // Work that changes with every call (a growing KV cache) must not grow memory: a bounded,
     // direct-mapped cache of handles that share one slot.

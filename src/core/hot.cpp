@@ -19,7 +19,11 @@ constinit thread_local ThreadLanes* t_lanes = nullptr;
 namespace {
 
 std::mutex g_registry_mutex;
-std::unordered_map<uint32_t, Recorder*> g_registry;
+struct Registered {
+    Recorder* recorder;
+    ProfilerObject* profiler;
+};
+std::unordered_map<uint32_t, Registered> g_registry;
 uint32_t g_next_index = 0;
 
 // Gives a thread's lanes back when it ends; the next thread takes them over.
@@ -33,7 +37,11 @@ struct ThreadExit {
         for (uint32_t index = 0; index < mine->size; ++index) {
             if (!mine->lanes[index]) continue;
             const auto found = g_registry.find(index);
-            if (found != g_registry.end()) found->second->release_lane(mine->lanes[index]);
+            if (found == g_registry.end()) continue;
+            // Another thread may get this one's pointer; it must not find the lane under it.
+            ProfilerObject* profiler = found->second.profiler;
+            if (profiler->owner_lane == mine->lanes[index]) profiler->owner = nullptr;
+            found->second.recorder->release_lane(mine->lanes[index]);
         }
         std::free(mine);
     }
@@ -87,7 +95,8 @@ bool begin_on_device(ProfilerObject* profiler, Lane* lane, OpenEntry& entry, int
     DeviceSpans& device = *profiler->state->device;
     if (!current_stream(profiler, entry.stream)) return false;
     entry.start_event = 0;
-    const bool captured = device.is_capturing(entry.stream);
+    const bool may_wait = profiler->sync == Sync::Immediate || profiler->sync == Sync::PerLayer;
+    const bool captured = may_wait && device.is_capturing(entry.stream);
     if (profiler->sync == Sync::Immediate && !captured) return synchronize(profiler, entry.stream);
     if (profiler->sync == Sync::PerLayer && layer != lane->last_layer) {
         if (lane->last_layer != -2 && !captured && !synchronize(profiler, entry.stream)) {
@@ -249,6 +258,14 @@ void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, v
     drop_owner(entry);
 }
 
+Lane* find_lane(ProfilerObject* profiler) {
+    const ThreadLanes* mine = t_lanes;
+    if (!mine || profiler->index >= mine->size || !mine->lanes[profiler->index]) return nullptr;
+    profiler->owner_lane = mine->lanes[profiler->index];
+    profiler->owner = __builtin_thread_pointer();
+    return profiler->owner_lane;
+}
+
 Lane* lane_of_thread(ProfilerObject* profiler) {
     Lane* lane = fast_lane(profiler);
     return lane ? lane : make_lane(profiler);
@@ -283,7 +300,7 @@ Lane* make_lane(ProfilerObject* profiler) {
     if (profiler->source->kind() == ClockKind::Manual) identity.domain = ClockDomain::Manual;
     try {
         Lane* lane = profiler->state->recorder->acquire_lane(identity);
-        lane->step = &profiler->state->shared_step;
+        lane->set_step(&profiler->state->shared_step);
         mine.lanes[profiler->index] = lane;
     } catch (const SpoolError& error) {
         stop_recording(profiler, error);
@@ -297,11 +314,11 @@ void forget_lanes_after_fork() {
     g_registry.clear();
 }
 
-uint32_t register_recorder(Recorder* recorder) {
+uint32_t register_recorder(Recorder* recorder, ProfilerObject* profiler) {
     std::lock_guard guard(g_registry_mutex);
     // Indexes are never used twice, so a stale entry of a thread's table is never read.
     const uint32_t index = g_next_index++;
-    g_registry[index] = recorder;
+    g_registry[index] = {recorder, profiler};
     return index;
 }
 

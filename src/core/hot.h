@@ -101,12 +101,23 @@ struct CachedHandle {
     HandleObject* handle = nullptr;  // strong
 };
 
+// What an inline `profiler.brick(id, layer=n)` was given, by identity. All three are immutable, so the
+// same objects mean the same handle; the entry keeps them alive.
+struct InlineCall {
+    PyObject* brick = nullptr;
+    PyObject* layer = nullptr;
+    PyObject* names = nullptr;
+    HandleObject* handle = nullptr;
+};
+constexpr size_t INLINE_CALLS = 512;
+
 struct State {
     std::vector<Brick> bricks;
     PyObject* brick_of_name = nullptr;  // dict: name or alias -> position in bricks
     std::vector<SlotDefinition> slots;
     std::map<std::tuple<uint32_t, std::string, int32_t, uint32_t, uint32_t>, uint32_t> slot_ids;
     std::vector<CachedHandle> handles_with_work;  // direct-mapped
+    std::vector<InlineCall> inline_calls;         // direct-mapped
     std::map<std::string, uint8_t> phases;
     PyObject* last_phase = nullptr;  // the name of a phase that was just looked up, and its id
     uint8_t last_phase_id = 0;
@@ -136,6 +147,8 @@ struct ProfilerObject {
     Sync sync;
     bool reads_counter;  // the clock is the machine's counter, read without a call
     uint32_t index;      // place of this profiler's lane in a thread's table
+    void* owner;         // the thread that asked last, by its pointer, …
+    Lane* owner_lane;    // …and its lane: what fast_lane tries before the thread's table
     TickSource* source;
     State* state;
     PyObject* weakrefs;
@@ -157,12 +170,14 @@ struct ThreadLanes {
 };
 extern constinit thread_local ThreadLanes* t_lanes;
 
-inline Lane* fast_lane(const ProfilerObject* profiler) {
-    const ThreadLanes* mine = t_lanes;
-    if (mine && profiler->index < mine->size) [[likely]] {
-        return mine->lanes[profiler->index];
+// The lane in the calling thread's table, or null; remembers it in the profiler.
+Lane* find_lane(ProfilerObject* profiler);
+
+inline Lane* fast_lane(ProfilerObject* profiler) {
+    if (profiler->owner == __builtin_thread_pointer()) [[likely]] {
+        return profiler->owner_lane;
     }
-    return nullptr;
+    return find_lane(profiler);
 }
 
 // The lane of the calling thread; made on first use. Null with an exception set when the disk is
@@ -171,7 +186,7 @@ Lane* lane_of_thread(ProfilerObject* profiler);
 Lane* make_lane(ProfilerObject* profiler);
 void stop_recording(ProfilerObject* profiler, const SpoolError& error);
 void forget_lanes_after_fork();
-uint32_t register_recorder(Recorder* recorder);
+uint32_t register_recorder(Recorder* recorder, ProfilerObject* profiler);
 void unregister_recorder(uint32_t index);
 
 // Raises brickline.errors.<name>.
@@ -233,7 +248,7 @@ inline uint64_t elements_word(uint32_t slot, uint32_t elements_low) {
     return uint64_t(slot) | uint64_t(elements_low) << 32;
 }
 inline uint64_t place_word(const Lane* lane, uint32_t depth, uint8_t elements_high, uint8_t flags) {
-    return lane->step->place | uint64_t(depth) | uint64_t(flags) << 16 | uint64_t(elements_high) << 24;
+    return lane->place | uint64_t(depth) | uint64_t(flags) << 16 | uint64_t(elements_high) << 24;
 }
 inline BrickRecord make_record(const Lane* lane, const OpenEntry& entry, uint32_t depth, uint64_t end,
                                uint64_t elements, uint8_t flags) {

@@ -17,7 +17,7 @@ constexpr uint64_t LARGEST_EXTENT_BYTES = 1024 * 1024;
 
 Lane::Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdentity& identity,
            uint32_t recent_records)
-    : m_spool(spool), m_source(source), m_ring_records(RING_RECORDS) {
+    : m_ring_records(RING_RECORDS), m_spool(spool), m_source(source) {
     if (recent_records) {
         const Extent recent = spool.add_extent(ExtentKind::Recent, id, 0,
                                                uint64_t(recent_records) * sizeof(BrickRecord));
@@ -32,7 +32,6 @@ Lane::Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdenti
     m_header = reinterpret_cast<LaneHeader*>(extent.payload());
     m_header_offset = extent.payload_offset();
     m_ring = reinterpret_cast<BrickRecord*>(extent.payload() + head_bytes);
-    m_work = reinterpret_cast<WorkRecord*>(m_ring);
     m_journal_area = reinterpret_cast<uint8_t*>(m_ring + RING_RECORDS);
     m_header->lane = id;
     m_header->clock_domain = uint32_t(identity.domain);
@@ -55,7 +54,7 @@ void Lane::adopt(const LaneIdentity& identity) {
     depth = 0;
     too_deep = 0;
     own_step = {};
-    step = nullptr;
+    set_step(&own_step);
 }
 
 void Lane::fold() {
@@ -67,7 +66,7 @@ void Lane::fold() {
     if (m_header->clock_domain != uint32_t(ClockDomain::Cuda)) {
         m_spool.refine_clock(m_source);
         const SpoolHeader& spool = m_spool.header();
-        scale = {spool.anchor_tick, spool.anchor_ns, spool.ns_per_tick};
+        scale = {spool.anchor_tick, spool.anchor_ns, m_spool.ns_per_tick()};
     }
     Journal journal(*m_header, m_journal_area);
     const uint64_t lost = m_header->lost;

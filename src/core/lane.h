@@ -6,6 +6,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "fold.h"
@@ -74,7 +75,7 @@ class Lane final : public LaneStore {
             fold();
         }
         m_ring[m_head & (m_ring_records - 1)] = record;
-        if (work) m_work[(m_head + 1) & (m_ring_records - 1)] = *work;
+        if (work) std::memcpy(&m_ring[(m_head + 1) & (m_ring_records - 1)], work, sizeof *work);
         m_head += work ? 2 : 1;
         std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
     }
@@ -104,9 +105,28 @@ class Lane final : public LaneStore {
     void adopt(const LaneIdentity& identity);
     bool is_full_disk() const { return m_out_of_space; }
 
+    // Entries of this lane count for `state` from now on.
+    void set_step(const StepState* state) {
+        step = state;
+        place = state->place;
+        only_counts = state->only_counts;
+    }
+
+    // What every measurement touches, in one cache line.
+    alignas(64) uint32_t depth = 0;
+    uint32_t too_deep = 0;    // bricks entered beyond MAX_DEPTH and not yet left
+    uint64_t place = 0;       // copies of step->place and step->only_counts
+    bool only_counts = false;
+
+  private:
+    uint32_t m_ring_records;
+    uint64_t m_head = 0;
+    uint64_t m_tail = 0;
+    BrickRecord* m_ring;
+    LaneHeader* m_header;
+
+  public:
     OpenEntry stack[MAX_DEPTH];
-    uint32_t depth = 0;
-    uint32_t too_deep = 0;  // bricks entered beyond MAX_DEPTH and not yet left
     int32_t last_layer = -2;
     const StepState* step = nullptr;  // its own while it is in a step, else its profiler's
     StepState own_step;
@@ -121,19 +141,13 @@ class Lane final : public LaneStore {
 
     Spool& m_spool;
     const TickSource& m_source;
-    LaneHeader* m_header;
-    BrickRecord* m_ring;
-    WorkRecord* m_work;  // the same memory as m_ring
     uint8_t* m_journal_area;
-    uint64_t m_ring_records;
-    uint64_t m_head = 0;
-    uint64_t m_tail = 0;
     uint64_t m_header_offset;
     FoldObserver* m_observer = nullptr;
     BrickRecord* m_recent = nullptr;
     Extent m_node_extent, m_bins_extent, m_cell_extent;
     uint32_t m_node_ordinal = 0, m_bins_ordinal = 0, m_cell_ordinal = 0;
-    bool m_out_of_space = false;
+    std::atomic<bool> m_out_of_space{false};
 };
 
 }  // namespace brickline

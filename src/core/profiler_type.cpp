@@ -116,6 +116,13 @@ int profiler_clear(PyObject* self) {
         handles.swap(brick.by_layer);
         for (HandleObject* handle : handles) Py_XDECREF(handle);
     }
+    std::vector<InlineCall> calls;
+    calls.swap(state->inline_calls);
+    for (InlineCall& call : calls) {
+        Py_XDECREF(call.brick);
+        Py_XDECREF(call.layer);
+        Py_XDECREF(call.names);
+    }
     std::vector<CachedHandle> cached;
     cached.swap(state->handles_with_work);
     for (CachedHandle& entry : cached) Py_XDECREF(entry.handle);
@@ -128,6 +135,7 @@ void shut(ProfilerObject* profiler) {
     State& state = *profiler->state;
     if (profiler->index != NO_INDEX) unregister_recorder(profiler->index);
     profiler->index = NO_INDEX;
+    profiler->owner = nullptr;
     if (state.device) {
         Py_BEGIN_ALLOW_THREADS
         state.device->stop();
@@ -172,7 +180,7 @@ PyObject* profiler_open(PyObject* self, PyObject* args, PyObject* names) {
         })) {
         return nullptr;
     }
-    profiler->index = register_recorder(state.recorder.get());
+    profiler->index = register_recorder(state.recorder.get(), profiler);
     state.step_counter = 0;
     state.entry_counter = 0;
     std::fill(std::begin(state.phase_steps), std::end(state.phase_steps), 0);
@@ -192,6 +200,7 @@ PyObject* profiler_abandon(PyObject* self, PyObject*) {
     ProfilerObject* profiler = as_profiler(self);
     profiler->mode = Mode::Off;
     profiler->index = NO_INDEX;
+    profiler->owner = nullptr;
     State& state = *profiler->state;
     (void)state.device.release();  // its thread does not exist in the child
     if (state.recorder) {
@@ -322,6 +331,7 @@ PyObject* profiler_begin_capture(PyObject* self, PyObject*) {
     state.recorder->for_each_host_lane([](Lane& lane) {
         lane.own_step.only_counts = false;
         lane.own_step.timed = true;
+        lane.only_counts = false;
     });
     return PyLong_FromUnsignedLongLong(device->begin_capture());
 }

@@ -8,7 +8,7 @@ namespace brickline {
 // Turns one lane's records, which arrive children first, into brick nodes with their contents.
 class Recorder::Painter final : public FoldObserver {
   public:
-    Painter(GraphStore& graph, const std::vector<SlotDefinition>& slots)
+    Painter(GraphStore& graph, const SlotList& slots)
         : m_graph(graph), m_slots(slots) {}
 
     void on_brick(const BrickRecord& record, uint64_t start_ns, uint64_t duration_ns,
@@ -98,7 +98,7 @@ class Recorder::Painter final : public FoldObserver {
     }
 
     GraphStore& m_graph;
-    const std::vector<SlotDefinition>& m_slots;
+    const SlotList& m_slots;
     std::vector<Child> m_open[MAX_DEPTH];
     uint32_t m_deepest = 0;
     uint32_t m_last_root = NO_NODE;
@@ -168,8 +168,7 @@ void Recorder::add_slot(uint32_t id, const SlotDefinition& slot) {
     const SlotRow row{id, uint32_t(slot.kind), m_spool.intern(slot.name), slot.brick, slot.layer,
                       slot.category, slot.level, slot.owner};
     m_spool.append(ExtentKind::Slot, &row, sizeof row);
-    if (id >= m_slots.size()) m_slots.resize(id + 1);
-    m_slots[id] = slot;
+    m_slots.set(id, slot);
 }
 
 Lane* Recorder::acquire_lane(const LaneIdentity& identity) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,6 +28,24 @@ struct SlotDefinition {
     uint32_t owner = 0xffffffffu;
 };
 
+// What slot ids stand for. One thread adds while others look; what was handed out stays in place.
+class SlotList {
+  public:
+    void set(uint32_t id, const SlotDefinition& slot) {
+        std::lock_guard guard(m_mutex);
+        while (id >= m_slots.size()) m_slots.emplace_back();
+        m_slots[id] = slot;
+    }
+    const SlotDefinition& operator[](uint32_t id) const {
+        std::lock_guard guard(m_mutex);
+        return m_slots[id];
+    }
+
+  private:
+    mutable std::mutex m_mutex;
+    std::deque<SlotDefinition> m_slots;
+};
+
 struct RecorderOptions {
     std::string path;
     uint32_t rank = 0;
@@ -42,7 +61,7 @@ class Recorder {
     Spool& spool() { return m_spool; }
     TickScale scale() {
         const SpoolHeader& header = m_spool.header();
-        return {header.anchor_tick, header.anchor_ns, header.ns_per_tick};
+        return {header.anchor_tick, header.anchor_ns, m_spool.ns_per_tick()};
     }
     void add_slot(uint32_t id, const SlotDefinition& slot);
 
@@ -65,7 +84,10 @@ class Recorder {
     void abandon();  // in a forked child
     bool is_open() const { return m_open; }
     bool is_full_disk() const;
-    uint32_t lane_count() const { return uint32_t(m_lanes.size()); }
+    uint32_t lane_count() const {
+        std::lock_guard guard(m_mutex);
+        return uint32_t(m_lanes.size());
+    }
 
   private:
     class Painter;
@@ -79,7 +101,7 @@ class Recorder {
     std::vector<Lane*> m_idle;
     std::vector<std::unique_ptr<Painter>> m_painters;
     std::unique_ptr<GraphTable> m_graph_table;
-    std::vector<SlotDefinition> m_slots;
+    SlotList m_slots;
     GraphStore* m_graph = nullptr;
     GraphStore* m_connected = nullptr;
     bool m_open = true;

@@ -4,6 +4,7 @@
 // SIGBUS.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -62,6 +63,10 @@ class Spool {
 
     // A longer baseline gives a better rate; called at folds, cheap.
     void refine_clock(const TickSource& source);
+    // Other threads refine it meanwhile.
+    double ns_per_tick() {
+        return std::atomic_ref<double>(m_header->ns_per_tick).load(std::memory_order_relaxed);
+    }
 
     void close();
     // In a forked child: forget the mapping of the parent's file without writing to it.

@@ -51,6 +51,10 @@ int find_phase(ProfilerObject* profiler, PyObject* name) {
 // What threads without a step of their own count for: the step that began last and is still open.
 void share_last(State& state) {
     state.shared_step = state.open_steps.empty() ? StepState{} : *state.open_steps.back();
+    if (state.recorder->lane_count() < 2) return;
+    state.recorder->for_each_host_lane([&state](Lane& lane) {
+        if (lane.step == &state.shared_step) lane.set_step(&state.shared_step);
+    });
 }
 
 bool begin(StepObject* step) {
@@ -67,12 +71,12 @@ bool begin(StepObject* step) {
     step->generation = profiler->index;
     step->before = lane->own_step;
     step->had_own = lane->step == &lane->own_step;
-    lane->step = &lane->own_step;
     lane->own_step.set(step->phase, ++state.step_counter);
     lane->own_step.is_open = true;
     // Counted per phase, so that the first prefill and the first decode are both timed.
     lane->own_step.timed = state.phase_steps[step->phase]++ % state.sample_steps == 0;
     lane->own_step.only_counts = !lane->own_step.timed && profiler->mode != Mode::Host;
+    lane->set_step(&lane->own_step);
     if (!step->had_own) state.open_steps.push_back(&lane->own_step);
     share_last(state);
     lane->last_layer = -2;
@@ -105,11 +109,10 @@ bool end(StepObject* step) {
         }
     }
     lane->own_step = step->before;
-    if (!step->had_own) {
-        lane->step = &state.shared_step;
-        std::erase(state.open_steps, &lane->own_step);
-    }
+    if (!step->had_own) std::erase(state.open_steps, &lane->own_step);
+    lane->set_step(step->had_own ? &lane->own_step : &state.shared_step);
     share_last(state);
+    if (!step->had_own) lane->set_step(&state.shared_step);
     return !PyErr_Occurred();
 }
 
