@@ -419,6 +419,27 @@ void test_many_cells() {
 
 // ------------------------------------------------------------------------------- sudden death
 
+// Compares two states of a file but for the rings of its lanes: records count by the header alone.
+// Of the journals the beginning is enough, since the folds here are short.
+bool is_same(const std::string& before, const char* now) {
+    constexpr uint64_t JOURNAL_WATCHED = 16 * 1024;
+    uint64_t from = 0;
+    ExtentHeader extent{};
+    for (uint64_t offset = PAGE_BYTES; offset + sizeof extent <= before.size(); offset += extent.bytes) {
+        std::memcpy(&extent, before.data() + offset, sizeof extent);
+        if (extent.magic != EXTENT_MAGIC || extent.bytes == 0) break;
+        if (extent.kind != uint32_t(ExtentKind::Lane)) continue;
+        LaneHeader lane;
+        std::memcpy(&lane, before.data() + offset + sizeof extent, sizeof lane);
+        const uint64_t ring = offset + PAGE_BYTES;
+        const uint64_t journal = ring + lane.ring_records * sizeof(BrickRecord);
+        if (std::memcmp(before.data() + from, now + from, ring - from) != 0 ||
+            std::memcmp(before.data() + journal, now + journal, JOURNAL_WATCHED) != 0) return false;
+        from = offset + extent.bytes;
+    }
+    return std::memcmp(before.data() + from, now + from, before.size() - from) == 0;
+}
+
 // Runs `work` in a child, one instruction at a time, and calls `on_store` after each that changed
 // the file. Returns how often, or -1 where processes may not be traced.
 int step_through(const std::string& path, const std::function<void()>& work,
@@ -450,7 +471,7 @@ int step_through(const std::string& path, const std::function<void()>& work,
             mapped = uint64_t(info.st_size);
             now = ::mmap(nullptr, mapped, PROT_READ, MAP_SHARED, fd, 0);
         }
-        if (mapped == before.size() && std::memcmp(now, before.data(), mapped) == 0) continue;
+        if (mapped == before.size() && is_same(before, static_cast<const char*>(now))) continue;
         before.assign(static_cast<const char*>(now), mapped);
         ++stores;
         on_store();

@@ -39,8 +39,14 @@ SANITIZERS = (
         "asan",
         "ASan and UBSan",
         ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"),
-        ("device_spans_test", "fold_test", "graph_test", "snapshot_test", "spool_test")
-        + ("threads_test",),
+        (
+            "device_spans_test",
+            "fold_test",
+            "graph_test",
+            "snapshot_test",
+            "spool_test",
+            "threads_test",
+        ),
         {
             "ASAN_OPTIONS": "abort_on_error=0:detect_stack_use_after_return=1",
             "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -94,7 +100,7 @@ def fixed_addresses() -> list[str]:
 
 
 def build(sanitizer: Sanitizer, compiler_path: str, cmake: str, sanitize: bool) -> Path | None:
-    """Compile the programs of one sanitizer; None, with the compiler's words printed, on failure."""
+    """Compile the programs of one sanitizer; on failure print the compiler's words: None."""
     directory = ROOT / "build" / f"native-{sanitizer.name}"
     flags = ["-O1", "-g1", "-fno-omit-frame-pointer"]
     if sanitize:
@@ -140,11 +146,8 @@ def run(program: Path, sanitizer: Sanitizer) -> bool:
     lines = [line for line in output.splitlines() if line.endswith(" failed")]
     passed = status == 0 and bool(lines) and lines[-1].endswith(" 0 failed")
     summary = lines[-1] if lines else f"ended with status {status}"
-    word = "ok" if passed else "FAILED"
-    print(
-        f"{word:6} {sanitizer.name}  {program.name:18} {time.monotonic() - began:5.1f} s  {summary}",
-        flush=True,
-    )
+    word, seconds = "ok" if passed else "FAILED", time.monotonic() - began
+    print(f"{word:6} {sanitizer.name}  {program.name:18} {seconds:5.1f} s  {summary}", flush=True)
     if not passed:
         print(output[-12000:])
     return passed
@@ -164,20 +167,21 @@ def check_sanitizer(sanitizer: Sanitizer, compiler_path: str, cmake: str) -> boo
     if directory is None:
         return False
     # Every program runs, even after one has failed.
-    return all([run(directory / program, sanitizer) for program in sanitizer.programs])
+    passed = [run(directory / program, sanitizer) for program in sanitizer.programs]
+    return all(passed)
 
 
 def main() -> int:
     """Run the sanitizers that were asked for, all by default."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [sanitizer.name for sanitizer in SANITIZERS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(names)}; default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=" or ".join(names))
     wanted = parser.parse_args().names or names
     if unknown := set(wanted) - set(names):
         parser.error(f"expected {' or '.join(names)}, got {', '.join(sorted(unknown))}")
     cmake, compiler_path = find_tool("cmake"), compiler()
     if cmake is None or compiler_path is None:
-        missing = "cmake (pip install cmake ninja)" if cmake is None else "a C++ compiler (or set CXX)"
+        missing = "a C++ compiler (or set CXX)" if cmake else "cmake (pip install cmake ninja)"
         print(f"expected {missing}, found none on PATH or beside {sys.executable}")
         return 1
     chosen = [sanitizer for sanitizer in SANITIZERS if sanitizer.name in wanted]
