@@ -44,25 +44,6 @@ $(VENV)/.test-installed: $(VENV)/bin/python $(SOURCES)
 	$(BIN)/python -m pip install --quiet ".[test]"
 	touch $(VENV)/.installed $@
 
-$(VENV)/.bench-installed
-	$(BIN)/brickline bench
-
-format: $(VENV)/.test-installed
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
-
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-
-$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	$(BIN)/python -m pip install --quiet .
-	touch $@
-
-$(VENV)/.test-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet ".[test]" torch==2.13.0
-	touch $@
-
 $(VENV)/.bench-installed: $(VENV)/.test-installed
 	$(BIN)/python -m pip install --quiet ".[bench]"
 	touch $@

@@ -1,8 +1,8 @@
 """SIGKILL at random moments: what had been finished by then is read back, and nothing twice.
 
-A fork server imports brickline once; each child records a known pattern as fast as it can and counts
-what it has finished in a mapped file. Some kills come after a random delay, some are aimed: they wait
-until the child is inside a fold.
+A fork server imports brickline once; each child records a known pattern as fast as it can and
+counts what it has finished in a mapped file. Some kills come after a random delay, some are aimed:
+they wait until the child is inside a fold.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ KILLS = 216
 COUNTERS = 16
 READY = 15  # this counter says that the child has begun
 
-SERVER = (
-    """
+SERVER = """
 import mmap, os, sys, threading
 from brickline import BrickId, BrickProfiler, KernelTrace, TileLevel
 
@@ -99,7 +98,7 @@ def record(path, counter_path, pattern):
         counts = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
     profiler = BrickProfiler("kill", enabled=True, path=path, graph=pattern == "mixed",
                              timeline_steps=2 if pattern in ("mixed", "layers") else 0)
-    counts[%d] = 1
+    counts[15] = 1
     PATTERNS[pattern](profiler, counts)
 
 for line in sys.stdin:
@@ -116,8 +115,6 @@ for line in sys.stdin:
             os._exit(1)
     print(child, flush=True)
 """
-    % READY
-)  # noqa: UP031 - the program is full of braces
 
 
 class Server:
