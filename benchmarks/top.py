@@ -1,7 +1,7 @@
 """Claim: `brickline top` costs the process that it watches at most 1 %.
 
-A child decodes the same tokens through the demo's model again and again and reports its own CPU time,
-with and without a watcher at its default refresh, alternating.
+A child decodes the same tokens through the demo model again and again and reports its own CPU
+time, with and without a watcher at its default refresh, alternating.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def check_mixed(run: Run, profile: Profile, counts: tuple[int, ...]) -> None:
     step = profile.steps.get("decode")
     check_at_most_one_more("steps", step.stats.count if step else 0, counts[1])
     check_at_most_one_more("tokens / 2", profile.total_tokens // 2, counts[1])
-    check_at_most_one_more("tiles", sum(row.stats.count for row in profile.tiles), counts[2])
+    check_at_most_one_more("tiles", sum(row.count for row in profile.tiles), counts[2])
     check_at_most_one_more("outer bricks", attention.count if attention else 0, counts[3])
     check_at_most_one_more("traces", len(part.traces), counts[4])
     graph = ExecutionGraph.from_tables(part.graph, drop_torn_tail=True)
