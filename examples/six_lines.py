@@ -10,8 +10,6 @@ profiler = bl.BrickProfiler("six lines", enabled=True)
 norm, gate = profiler.brick("RmsNorm", layer=0), profiler.brick("GateProjection", layer=0)
 for _ in range(100):
     with profiler.step(tokens=1, phase="decode"):
-        # fmt: off
-        with norm: y = x / np.sqrt((x * x).mean(-1, keepdims=True))  # noqa: E701
-        with gate: y @ w  # noqa: E701
-        # fmt: on
+        with norm: y = x / np.sqrt((x * x).mean(-1, keepdims=True))  # noqa: E701  # fmt: skip
+        with gate: y @ w  # noqa: E701  # fmt: skip
 print(profiler.summary())

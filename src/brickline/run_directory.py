@@ -92,7 +92,7 @@ def write_json(path: Path, document: Document) -> None:
 def _checked_manifest(text: str, file: Path, hint: str) -> Document:
     try:
         manifest = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunDamaged(
             f"expected JSON, found {error} - at {file}; the spools beside it are untouched, and "
             "a manifest of another run of the same version makes them readable"

@@ -404,7 +404,7 @@ class Run:
 
 def _joined_documents(directory: Path) -> Iterator[Document]:
     for file in sorted((directory / "joined").glob("*.json")):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             document = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(document, dict):
                 yield document
@@ -415,7 +415,7 @@ def _process_lines(directory: Path) -> list[Document]:
     lines: list[Document] = []
     with suppress(OSError):
         for line in (directory / PROCESSES).read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 entry = json.loads(line)
                 if isinstance(entry, dict):
                     lines.append(entry)
