@@ -64,11 +64,10 @@ from brickline.spools import (
     live_processes,
     process_of_spool,
     read_part,
-    runs_of_process,
     spools_of_run,
 )
 
-__all__ = ["Part", "Run", "RunWriter", "live_processes", "read_manifest", "runs_of_process"]
+__all__ = ["Part", "Run", "RunWriter", "live_processes", "read_manifest"]
 
 
 class RunWriter:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline import _core, abi
-from brickline.errors import ProcessError, RunDamaged, RunError, RunVersion
+from brickline.errors import RunDamaged, RunError, RunVersion
 from brickline.graph_rows import NO_STRING, GraphTables, detail_dtype, edge_dtype, node_dtype
 
 Rows: TypeAlias = NDArray[Any]
@@ -117,33 +117,6 @@ def live_processes(path: str | os.PathLike[str]) -> list[int]:
     """Return the processes that record into the run at this moment."""
     written = filter(_is_written, spools_of_run(Path(path)))
     return sorted({_spool_owner(spool)[0] for spool in written})
-
-
-def runs_of_process(process: int) -> list[Path]:
-    """Return the runs that a live process records into, by name.
-
-    Raises:
-        ProcessError: if there is none: the process is gone, not ours, or records nothing.
-    """
-    try:
-        mapped = [path for path, _ in _mapped_files(process)]
-    except (FileNotFoundError, ProcessLookupError):
-        raise ProcessError(
-            f"expected a live process, found none with id {process}; "
-            "`brickline report RUN` reads what it has recorded"
-        ) from None
-    except PermissionError:
-        raise ProcessError(
-            f"process {process} belongs to another user; ask as that user or as root"
-        ) from None
-    spools = [Path(path) for path in mapped if _NAME.fullmatch(Path(path).name)]
-    found = sorted({spool.parent.parent for spool in spools if spool.parent.name == "spool"})
-    if not found:
-        raise ProcessError(
-            f"process {process} records no bricks; enable its profiler with "
-            "BrickProfiler(enabled=True), or start it with `brickline run`"
-        )
-    return found
 
 
 def stamp_of_spool(spool: Path) -> tuple[int, int]:

@@ -15,7 +15,6 @@ import pytest
 
 import brickline as bl
 from brickline import BrickProfiler, Profile, Run
-from brickline.runs import runs_of_process
 
 
 @pytest.fixture(autouse=True)
@@ -541,8 +540,7 @@ def test_another_process_looks_on(tmp_path: Path) -> None:
         program.stdin.flush()
         assert program.stdout.readline() == "done\n"
         total += count
-        (path,) = runs_of_process(program.pid)
-        run = Run.open(path)
+        run = Run.open(tmp_path / "run")
         assert run.is_live
         profile = Profile.from_run(run)
         assert profile.is_live

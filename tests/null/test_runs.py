@@ -23,14 +23,13 @@ import brickline as bl
 from brickline import abi, circumstances, run_directory
 from brickline.errors import (
     NotARun,
-    ProcessError,
     RunDamaged,
     RunError,
     RunExists,
     RunVersion,
     UsageError,
 )
-from brickline.runs import Run, RunWriter, live_processes, read_manifest, runs_of_process
+from brickline.runs import Run, RunWriter, live_processes, read_manifest
 from brickline.table_columns import SCHEMAS
 from brickline.tables import table_from_run
 
@@ -440,7 +439,6 @@ def test_a_live_run_is_found_read_and_not_published(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "a.brick")
     assert run.is_live
     assert live_processes(run.path) == [child.pid]
-    assert runs_of_process(child.pid) == [run.path]
     assert table_from_run(run, "bricks")["count"].to_pylist() == [1]
     assert run.publish() is None
     assert run.publish(force=True) is not None
@@ -450,15 +448,6 @@ def test_a_live_run_is_found_read_and_not_published(tmp_path: Path) -> None:
     assert Run.open(run.path).publish() is not None
     assert (run.path / "tables" / "parts.parquet").stat().st_mtime_ns > written
     assert pq.read_table(run.path / "tables" / "parts.parquet")["closed"].to_pylist() == [True]
-
-
-def test_a_process_that_records_nothing_or_is_gone_says_so() -> None:
-    child = python("input()")
-    with pytest.raises(ProcessError, match="records no bricks"):
-        runs_of_process(child.pid)
-    child.communicate("\n")
-    with pytest.raises(ProcessError, match="expected a live process"):
-        runs_of_process(child.pid)
 
 
 def test_processes_that_left_no_partition_are_named(tmp_path: Path) -> None:
