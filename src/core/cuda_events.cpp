@@ -13,6 +13,7 @@ using CUevent = void*;
 using CUstream = void*;
 
 constexpr CUresult CUDA_SUCCESS = 0;
+constexpr CUresult CUDA_ERROR_INVALID_CONTEXT = 201;
 constexpr CUresult CUDA_ERROR_NOT_READY = 600;
 constexpr unsigned EVENT_RECORD_EXTERNAL = 1;
 constexpr int CAPTURE_MODE_RELAXED = 2;
@@ -25,6 +26,8 @@ struct Driver {
     CUresult (*device_count)(int*) = nullptr;
     CUresult (*context_current)(CUcontext*) = nullptr;
     CUresult (*context_set)(CUcontext) = nullptr;
+    CUresult (*context_push)(CUcontext) = nullptr;
+    CUresult (*context_pop)(CUcontext*) = nullptr;
     CUresult (*context_device)(int*) = nullptr;
     CUresult (*event_create)(CUevent*, unsigned) = nullptr;
     CUresult (*event_destroy)(CUevent) = nullptr;
@@ -55,6 +58,8 @@ struct Driver {
         load(device_count, "cuDeviceGetCount");
         load(context_current, "cuCtxGetCurrent");
         load(context_set, "cuCtxSetCurrent");
+        load(context_push, "cuCtxPushCurrent_v2");
+        load(context_pop, "cuCtxPopCurrent_v2");
         load(context_device, "cuCtxGetDevice");
         load(event_create, "cuEventCreate");
         load(event_destroy, "cuEventDestroy_v2");
@@ -88,6 +93,22 @@ const Driver& driver() {
 CUevent as_event(EventHandle event) { return reinterpret_cast<CUevent>(event); }
 CUstream as_stream(uint64_t stream) { return reinterpret_cast<CUstream>(stream); }
 
+// The profiler's device is current inside, whatever the caller's thread uses otherwise.
+class InContext {
+  public:
+    explicit InContext(CUcontext context)
+        : m_pushed(driver().context_push(context) == CUDA_SUCCESS) {}
+    ~InContext() {
+        CUcontext popped = nullptr;
+        if (m_pushed) driver().context_pop(&popped);
+    }
+    InContext(const InContext&) = delete;
+    InContext& operator=(const InContext&) = delete;
+
+  private:
+    bool m_pushed;
+};
+
 class CudaEvents final : public EventDriver {
   public:
     CudaEvents(int device, CUcontext context) : m_device(device), m_context(context) {}
@@ -96,6 +117,7 @@ class CudaEvents final : public EventDriver {
 
     std::string create(EventHandle& event) override {
         CUevent made = nullptr;
+        const InContext guard(m_context);
         const std::string problem = driver().check(driver().event_create(&made, 0), "cuEventCreate");
         event = reinterpret_cast<EventHandle>(made);
         return problem;
@@ -103,9 +125,14 @@ class CudaEvents final : public EventDriver {
     void destroy(EventHandle event) override { driver().event_destroy(as_event(event)); }
 
     std::string record(EventHandle event, uint64_t stream, bool captured) override {
-        return driver().check(driver().event_record(as_event(event), as_stream(stream),
-                                                    captured ? EVENT_RECORD_EXTERNAL : 0),
-                              "cuEventRecordWithFlags");
+        const unsigned flags = captured ? EVENT_RECORD_EXTERNAL : 0;
+        CUresult result = driver().event_record(as_event(event), as_stream(stream), flags);
+        if (result == CUDA_ERROR_INVALID_CONTEXT) {
+            // The default stream of a thread that has not used the device yet.
+            const InContext guard(m_context);
+            result = driver().event_record(as_event(event), as_stream(stream), flags);
+        }
+        return driver().check(result, "cuEventRecordWithFlags");
     }
     State query(EventHandle event) override {
         const CUresult result = driver().event_query(as_event(event));

@@ -77,6 +77,7 @@ SpoolHeader read_header(const File& file) {
         !(header.ns_per_tick > 0 && header.ns_per_tick < 1e6)) {
         throw SpoolError(SpoolFault::Damaged, file.path + " has a damaged header");
     }
+    if (!(header.overhead_ns >= 0 && header.overhead_ns < 1e9)) header.overhead_ns = 0;
     return header;
 }
 

@@ -1,5 +1,7 @@
 """The CUDA clock: what brickline says of a stream agrees with torch's own events."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -266,6 +268,77 @@ def test_threads_with_streams_of_their_own(torch):
     torch.cuda.synchronize()
     assert p.brick_stats("threaded").timed == 400
     p.close()
+
+
+def test_a_thread_that_has_not_used_the_device_may_enter_a_brick(torch):
+    p = profiler()
+    seen = []
+
+    def enter():
+        try:
+            with p.brick("first use"):
+                pass
+        except bl.BricklineError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert seen == []
+    assert p.brick_stats("first use").timed == 1
+    p.close()
+
+
+def test_without_torch_the_driver_and_cuda_core_are_enough():
+    pytest.importorskip("cuda.core")
+    code = """
+import sys
+from cuda.core import Device
+import brickline as bl
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+p = bl.BrickProfiler("core", enabled=True, device="CUDA:0", stream=stream, sampling=bl.Sampling())
+for _ in range(10):
+    with p.brick("nothing"):
+        pass
+stream.sync()
+assert p.brick_stats("nothing").timed == 10
+assert p.brick_stats("nothing").stream_ns >= 0
+assert "torch" not in sys.modules
+p.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_sampling_does_not_apply_to_what_is_captured(torch):
+    a = torch.randn(256, 256, device="cuda")
+    out = torch.empty_like(a)
+    torch.mm(a, a, out=out)
+    torch.cuda.synchronize()
+    p = bl.BrickProfiler("cuda", enabled=True, device="CUDA:0")
+    graph = torch.cuda.CUDAGraph()
+    with p.capture() as number, torch.cuda.graph(graph):
+        for layer in range(8):
+            with p.brick("captured", layer=layer):
+                torch.mm(a, a, out=out)
+    for _ in range(3):
+        with p.step(tokens=1, phase="decode"), p.replay(number):
+            graph.replay()
+        torch.cuda.synchronize()
+        p.synchronize()
+    stats = p.brick_stats("captured")
+    assert (stats.count, stats.timed) == (24, 24)
+    p.close()
+
+
+def test_capture_and_replay_of_a_disabled_profiler_do_nothing(torch):
+    p = bl.BrickProfiler("off", device="CUDA:0")
+    with p.capture() as number, p.replay(number):
+        pass
+    assert p.brick_stats("x").count == 0
 
 
 def test_a_stream_can_be_given(torch):

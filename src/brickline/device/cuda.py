@@ -7,7 +7,8 @@ to torch or cuda-core; brickline creates none.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from brickline.device.base import Clock, Sampling
@@ -33,12 +34,12 @@ class CudaClock(Clock):
         """Leave the host's ticks as they are: they time steps and enqueueing."""
 
     def attach(self, core: _core.ProfilerCore) -> None:
-        """Make the device's context current in this thread and hand its events to the core."""
-        getter = _make_current(self._number)
-        if self._stream is not None:
-            core._use_cuda(self._number, self._stream, None)
-        else:
-            core._use_cuda(self._number, 0, getter)
+        """Hand the device's events to the core."""
+        with _current_device(self._number) as getter:
+            if self._stream is not None:
+                core._use_cuda(self._number, self._stream, None)
+            else:
+                core._use_cuda(self._number, 0, getter)
 
 
 def open_clock(number: int, stream: Any) -> CudaClock:
@@ -63,25 +64,27 @@ def stream_handle(stream: Any) -> int:
     )
 
 
-def _make_current(number: int) -> Callable[[int], int] | None:
-    """Make the primary context current; return torch's look-up of the current stream, if loaded."""
+@contextmanager
+def _current_device(number: int) -> Iterator[Callable[[int], int] | None]:
+    """Make the primary context current; give torch's look-up of the current stream, if loaded."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         if number >= torch.cuda.device_count():
             raise DeviceError(
                 f"there is no device CUDA:{number}; torch sees {torch.cuda.device_count()}"
             )
-        torch.cuda.set_device(number)
-        torch.cuda.current_stream(number).query()  # the first use makes the context
-        getter: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        return getter
+        with torch.cuda.device(number):  # the caller's own device is current again afterwards
+            torch.cuda.current_stream(number).query()  # the first use makes the context
+            yield torch._C._cuda_getCurrentRawStream
+        return
     try:
         from cuda.core import Device
     except ImportError:
         # The core says what is missing: the driver, the device or a current context.
-        return None
+        yield None
+        return
     try:
         Device(number).set_current()
     except Exception as error:
         raise DeviceError(f"CUDA:{number} cannot be used: {error}") from error
-    return None
+    yield None
