@@ -356,17 +356,20 @@ class Run:
     @cached_property
     def circumstances(self) -> Document:
         """The maker's circumstances; what it did not know is filled from those who joined."""
-        merged: Document = self.manifest.get("circumstances") or {}
-        for document in self.joined:
-            merged = merge_circumstances(merged, document.get("circumstances") or {})
+        merged: Document = {}
+        for document in (self.manifest, *self.joined):
+            found = document.get("circumstances")
+            if isinstance(found, dict):
+                merged = merge_circumstances(merged, found)
         return merged
 
     @cached_property
     def peaks(self) -> dict[str, float]:
         """Measured peaks of the machine, by name; empty where none were measured."""
         for document in (self.manifest, *self.joined):
-            if document.get("peaks"):
-                return dict(document["peaks"])
+            peaks = document.get("peaks")
+            if isinstance(peaks, dict) and peaks:
+                return dict(peaks)
         return {}
 
     @property

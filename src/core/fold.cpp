@@ -144,12 +144,12 @@ void LaneStore::index_node(uint32_t position) {
     m_node_index[key] = position + 1;
 }
 
-LaneStore::Placed<uint64_t> LaneStore::add_chunk(Node& node, uint32_t bin_number) {
+LaneStore::Chunk* LaneStore::add_chunk(Node& node, uint32_t bin) {
     const Placed<uint64_t> fresh = new_chunk();
-    if (!fresh.at) return {nullptr, 0, 0, 0};
-    chunks.push_back(fresh);
-    node.chunk[bin_number / HIST_CHUNK_BINS] = uint32_t(chunks.size() - 1);
-    return bin(node, bin_number);
+    if (!fresh.at) return nullptr;
+    chunks.push_back({fresh.at, fresh.offset, {0, 0}, 0});
+    node.chunk[bin / HIST_CHUNK_BINS] = uint32_t(chunks.size() - 1);
+    return &chunks.back();
 }
 
 namespace {
@@ -306,12 +306,25 @@ class Fold {
         tally.bin_count += 1;
     }
 
+    void save_bin(LaneStore::Chunk& chunk, uint32_t at) {
+        if (chunk.batch != uint32_t(m_batch)) {
+            chunk.batch = uint32_t(m_batch);
+            chunk.saved[0] = chunk.saved[1] = 0;
+        }
+        uint64_t& saved = chunk.saved[at / 64];
+        const uint64_t bit = 1ull << at % 64;
+        if (saved & bit) return;
+        saved |= bit;
+        m_journal->save<8>(chunk.offset + at * 8, chunk.at + at);
+    }
+
     void flush_bin(Tally& tally) {
         if (tally.bin_count == 0) return;
-        const LaneStore::Placed<uint64_t> bin = m_store.bin(*tally.node, tally.bin);
-        if (bin.at) [[likely]] {
-            if constexpr (JOURNALED) m_journal->save<8>(bin.offset, bin.at);
-            *bin.at += tally.bin_count;
+        LaneStore::Chunk* chunk = m_store.chunk(*tally.node, tally.bin);
+        if (chunk) [[likely]] {
+            const uint32_t at = tally.bin % HIST_CHUNK_BINS;
+            if constexpr (JOURNALED) save_bin(*chunk, at);
+            chunk->at[at] += tally.bin_count;
         }
         tally.bin_count = 0;
     }

@@ -61,6 +61,13 @@ class LaneStore {
         uint32_t tally = 0;      // nodes: place among the tallies of the fold in progress…
         uint32_t batch = 0;      // …which is this one
     };
+    // Eight octaves of a histogram. Bins are saved once in a fold, whatever falls into them.
+    struct Chunk {
+        uint64_t* at;
+        uint64_t offset;
+        uint64_t saved[2];       // bins that the fold in progress has saved…
+        uint32_t batch;          // …which is this one
+    };
 
     virtual ~LaneStore() = default;
 
@@ -78,14 +85,10 @@ class LaneStore {
         const char* node = reinterpret_cast<const char*>(nodes[m_node_index[key] - 1].at);
         for (uint64_t line = 0; line < sizeof(Node); line += 64) __builtin_prefetch(node + line, 1);
     }
-    // The counter of a bin and its file offset; null when no space is left.
-    Placed<uint64_t> bin(Node& node, uint32_t bin) {
-        const uint32_t chunk = node.chunk[bin / HIST_CHUNK_BINS];
-        if (chunk == NO_CHUNK) [[unlikely]] {
-            return add_chunk(node, bin);
-        }
-        const Placed<uint64_t>& placed = chunks[chunk];
-        return {placed.at + bin % HIST_CHUNK_BINS, placed.offset + bin % HIST_CHUNK_BINS * 8, 0, 0};
+    // The chunk that holds a bin; null when no space is left.
+    Chunk* chunk(Node& node, uint32_t bin) {
+        const uint32_t number = node.chunk[bin / HIST_CHUNK_BINS];
+        return number == NO_CHUNK ? add_chunk(node, bin) : &chunks[number];
     }
     Placed<TileCell>* cell(uint32_t slot, uint32_t row, uint32_t column);
     // Keeps a record for the timeline; called only where `keeps_records`.
@@ -93,7 +96,7 @@ class LaneStore {
     bool keeps_records = false;
 
     std::vector<Placed<Node>> nodes;
-    std::vector<Placed<uint64_t>> chunks;
+    std::vector<Chunk> chunks;
     std::vector<Placed<TileCell>> cells;
 
   protected:
@@ -105,7 +108,7 @@ class LaneStore {
 
   private:
     Placed<Node>* add_node(uint32_t slot, uint32_t phase);
-    Placed<uint64_t> add_chunk(Node& node, uint32_t bin);
+    Chunk* add_chunk(Node& node, uint32_t bin);
 
     std::vector<uint32_t> m_node_index;  // slot * MAX_PHASES + phase -> position + 1
     std::unordered_map<uint64_t, uint32_t> m_cell_index;

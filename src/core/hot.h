@@ -216,6 +216,26 @@ void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end);
 void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, void* owner,
            uint64_t end, uint64_t elements, const WorkRecord* work);
 
+inline bool is_open(const ProfilerObject* profiler) {
+    return profiler->state->recorder && profiler->state->recorder->is_open();
+}
+// False with an exception set for a profiler that has no run yet.
+bool require_open(ProfilerObject* profiler);
+
+// Runs a call that may throw and turns what it throws into a Python exception.
+template <class Call>
+bool guarded(Call&& call) {
+    try {
+        call();
+        return true;
+    } catch (const SpoolError& error) {
+        raise_spool_error(error);
+    } catch (const std::exception& error) {
+        raise_error("InternalError", "%s", error.what());
+    }
+    return false;
+}
+
 int ready_handle_type(PyObject* module);
 int ready_timer_type(PyObject* module);
 int ready_step_type(PyObject* module);
@@ -265,5 +285,11 @@ PyObject* profiler_stop_handle(PyObject* self, PyObject* const* args, Py_ssize_t
 PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* tile_start(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* tile_stop(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
+
+PyObject* profiler_record(PyObject* self, PyObject* args, PyObject* names);
+PyObject* profiler_record_tile(PyObject* self, PyObject* args);
+PyObject* profiler_fact(PyObject* self, PyObject* args);
+PyObject* profiler_intern(PyObject* self, PyObject* text);
+PyObject* profiler_append(PyObject* self, PyObject* args);
 
 }  // namespace brickline::hot

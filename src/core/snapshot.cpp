@@ -109,6 +109,28 @@ std::vector<ExtentEntry> list_extents(const File& file, const SpoolHeader& heade
     return extents;
 }
 
+// The extents of a file that may be growing.
+class ExtentList {
+  public:
+    explicit ExtentList(const File& file) : m_file(file) {}
+
+    // All that there are at this moment; walked again only when the file has grown.
+    const std::vector<ExtentEntry>& now() {
+        const SpoolHeader header = read_header(m_file);
+        if (header.file_bytes != m_file_bytes) {
+            std::vector<std::string> told_later;
+            m_extents = list_extents(m_file, header, told_later);
+            m_file_bytes = header.file_bytes;
+        }
+        return m_extents;
+    }
+
+  private:
+    const File& m_file;
+    uint64_t m_file_bytes = 0;
+    std::vector<ExtentEntry> m_extents;
+};
+
 // A copied piece of a lane: where it lay in the file, and its bytes.
 struct Piece {
     uint64_t offset;
@@ -131,7 +153,7 @@ class LaneCopy final : public LaneStore {
         for (Piece& piece : raw.nodes) add_nodes(piece, slots);
         for (Piece& piece : raw.bins) {
             for (uint64_t i = 0; i + HIST_CHUNK_BINS * 8 <= piece.bytes.size(); i += HIST_CHUNK_BINS * 8) {
-                chunks.push_back({reinterpret_cast<uint64_t*>(piece.bytes.data() + i), 0, 0, 0});
+                chunks.push_back({reinterpret_cast<uint64_t*>(piece.bytes.data() + i), 0, {0, 0}, 0});
             }
         }
         for (Piece& piece : raw.cells) add_cells(piece, slots);
@@ -232,8 +254,8 @@ bool is_same_moment(const LaneHeader& one, const LaneHeader& other) {
 }
 
 // One attempt; false when the writer folded meanwhile.
-bool copy_lane(const File& file, const std::vector<ExtentEntry>& extents, const ExtentEntry& lane,
-               RawLane& raw, bool accept_open_fold, std::vector<std::string>& problems) {
+bool copy_lane(const File& file, ExtentList& extents, const ExtentEntry& lane, RawLane& raw,
+               bool accept_open_fold, std::vector<std::string>& problems) {
     raw = {};
     raw.header_offset = lane.payload_offset();
     const LaneHeader before = read_lane_header(file, raw);
@@ -257,7 +279,8 @@ bool copy_lane(const File& file, const std::vector<ExtentEntry>& extents, const 
     }
     raw.journal.resize(raw.header.journal_bytes);
     file.read(ring_offset + ring_bytes, raw.journal.data(), raw.journal.size());
-    for (const ExtentEntry& extent : extents) {
+    // Listed after the first look at the lane: what earlier folds have added is there.
+    for (const ExtentEntry& extent : extents.now()) {
         if (extent.header.lane != lane.header.lane) continue;
         switch (ExtentKind(extent.header.kind)) {
             case ExtentKind::Node: raw.nodes.push_back(read_piece(file, extent)); break;
@@ -408,10 +431,9 @@ Snapshot read_spool(const std::string& path) {
     snapshot.header = read_header(file);
     std::vector<RawLane> lanes;
     std::set<uint32_t> lane_numbers;
-    std::vector<std::string> of_this_look;  // looks are repeated; the last one's problems count
-    std::vector<ExtentEntry> extents = list_extents(file, snapshot.header, of_this_look);
-    for (size_t position = 0; position < extents.size(); ++position) {
-        const ExtentEntry extent = extents[position];
+    ExtentList extents(file);
+    for (size_t position = 0; position < extents.now().size(); ++position) {
+        const ExtentEntry extent = extents.now()[position];
         if (extent.header.kind != uint32_t(ExtentKind::Lane)) continue;
         // A second lane of one number would copy the first one's statistics again.
         if (!lane_numbers.insert(extent.header.lane).second) {
@@ -432,9 +454,6 @@ Snapshot read_spool(const std::string& path) {
                 break;
             }
             std::this_thread::sleep_for(std::chrono::microseconds(100));
-            // The fold may have added extents.
-            snapshot.header = read_header(file);
-            extents = list_extents(file, snapshot.header, of_this_look);
         }
         snapshot.problems.insert(snapshot.problems.end(), problems.begin(), problems.end());
         if (raw.header.ring_records) lanes.push_back(std::move(raw));

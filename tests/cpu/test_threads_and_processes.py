@@ -15,6 +15,7 @@ import pytest
 
 import brickline as bl
 from brickline import BrickProfiler, Profile, Run
+from brickline.profile import profile_from_part
 
 
 @pytest.fixture(autouse=True)
@@ -358,14 +359,14 @@ def test_a_forked_child_records_into_its_own_partition(tmp_path: Path) -> None:
     counts = {
         part.process: row.count
         for part in run.parts
-        for row in bl.profile.profile_from_part(part).bricks
+        for row in profile_from_part(part).bricks
         if row.name == "Work"
     }
     assert counts.pop(program.pid) == 1001
     assert sorted(counts.values()) == [10, 20, 30]
     assert all(part.header["closed"] for part in run.parts)
     parent = next(part for part in run.parts if part.process == program.pid)
-    assert bl.profile.profile_from_part(parent).brick("open across the fork") is not None
+    assert profile_from_part(parent).brick("open across the fork") is not None
     whole = Profile.from_run(run).brick("Work")
     assert whole is not None
     assert whole.count == 1061
@@ -434,7 +435,7 @@ def test_children_record_into_the_run_of_the_command(tmp_path: Path, method: str
     assert run.problems == []
     counts: dict[int, dict[str, int]] = {}
     for part in run.parts:
-        rows = bl.profile.profile_from_part(part).bricks
+        rows = profile_from_part(part).bricks
         counts.setdefault(part.process, {}).update({row.name: row.count for row in rows})
     assert counts[main] == {"Main": 1}
     assert [counts[pid]["Work"] for pid in workers] == [1, 2, 3]

@@ -22,6 +22,14 @@
 
 namespace native_test {
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool UNDER_TSAN = true;
+#elif defined(__has_feature)
+constexpr bool UNDER_TSAN = __has_feature(thread_sanitizer);
+#else
+constexpr bool UNDER_TSAN = false;
+#endif
+
 inline int g_passed = 0;
 inline int g_failed = 0;
 
