@@ -117,7 +117,10 @@ class Histogram:
         if rank <= self.zero_count:
             return 0.0
         reached = np.cumsum(self.counts) + np.uint64(self.zero_count)
-        at = int(np.searchsorted(reached, rank, side="left"))
+        # Counts of a damaged run may wrap around; the last bucket then stands for what is missing.
+        at = min(int(np.searchsorted(reached, rank, side="left")), len(self.counts) - 1)
+        if at < 0:
+            return low
         inside = int(self.counts[at])
         part = (rank - (int(reached[at]) - inside) - 0.5) / inside
         place: float = 2.0 ** ((int(self.indices[at]) + part) / 16)

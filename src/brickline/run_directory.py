@@ -92,6 +92,7 @@ def write_json(path: Path, document: Document) -> None:
 def _checked_manifest(text: str, file: Path, hint: str) -> Document:
     try:
         manifest = json.loads(text)
+        json.dumps(manifest, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
     except (ValueError, RecursionError) as error:
         raise RunDamaged(
             f"expected JSON, found {error} - at {file}; the spools beside it are untouched, and "

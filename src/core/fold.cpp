@@ -152,27 +152,14 @@ LaneStore::Chunk* LaneStore::add_chunk(Node& node, uint32_t bin) {
     return &chunks.back();
 }
 
-namespace {
-uint64_t cell_key(uint32_t slot, uint32_t row, uint32_t column) {
-    // Collisions are told apart by the caller comparing the cell itself.
-    return (uint64_t(slot) * 0x9e3779b97f4a7c15ull) ^ (uint64_t(row) << 32 | column);
-}
-}  // namespace
-
 void LaneStore::index_cell(uint32_t position) {
     const TileCell& cell = *cells[position].at;
-    m_cell_index.emplace(cell_key(cell.slot, cell.row, cell.column), position);
+    m_cell_index.emplace(CellKey{cell.slot, cell.row, cell.column}, position);
 }
 
 LaneStore::Placed<TileCell>* LaneStore::cell(uint32_t slot, uint32_t row, uint32_t column) {
-    const auto found = m_cell_index.find(cell_key(slot, row, column));
-    if (found != m_cell_index.end()) {
-        Placed<TileCell>& placed = cells[found->second];
-        if (placed.at->slot == slot && placed.at->row == row && placed.at->column == column) {
-            return &placed;
-        }
-        return cell(slot, SHARED_CELL, SHARED_CELL);
-    }
+    const auto found = m_cell_index.find({slot, row, column});
+    if (found != m_cell_index.end()) return &cells[found->second];
     if (cells.size() >= MAX_CELLS && row != SHARED_CELL) return cell(slot, SHARED_CELL, SHARED_CELL);
     Placed<TileCell> fresh = new_cell();
     if (!fresh.at) return nullptr;
@@ -197,7 +184,8 @@ class Fold {
           m_header_offset(header_offset), m_observer(observer) {}
 
     void begin() {
-        m_batch = ++m_header.batch;
+        m_header.batch += 1;
+        m_batch = ++m_store.batch;
         m_tallies.clear();
         if constexpr (JOURNALED) {
             save_field<sizeof m_header.tail>(&m_header.tail);
@@ -211,6 +199,7 @@ class Fold {
             flush_bin(tally);
             tally.flush(m_scale);
         }
+        m_header.folded += tail - m_header.tail;
         m_header.tail = tail;
         if constexpr (JOURNALED) m_journal->clear();
     }
@@ -237,7 +226,7 @@ class Fold {
             m_header.lost += 1;
             return;
         }
-        if (placed->batch != uint32_t(m_batch)) [[unlikely]] touch(*placed);
+        if (placed->batch != m_batch) [[unlikely]] touch(*placed);
         if (record.flags & RECORD_UNTIMED) {
             placed->at->count += 1;
             placed->at->elements += record_elements(record);
@@ -273,8 +262,8 @@ class Fold {
     // The first record of a node in this fold: its contents are saved, then summed aside.
     void touch(LaneStore::Placed<Node>& placed) {
         if constexpr (JOURNALED) m_journal->save<sizeof(Node)>(placed.offset, placed.at);
-        placed.at->batch = m_batch;
-        placed.batch = uint32_t(m_batch);
+        placed.at->batch = m_header.batch;
+        placed.batch = m_batch;
         placed.tally = uint32_t(m_tallies.size());
         m_tallies.emplace_back(*placed.at);
     }
@@ -307,8 +296,8 @@ class Fold {
     }
 
     void save_bin(LaneStore::Chunk& chunk, uint32_t at) {
-        if (chunk.batch != uint32_t(m_batch)) {
-            chunk.batch = uint32_t(m_batch);
+        if (chunk.batch != m_batch) {
+            chunk.batch = m_batch;
             chunk.saved[0] = chunk.saved[1] = 0;
         }
         uint64_t& saved = chunk.saved[at / 64];
@@ -347,9 +336,10 @@ class Fold {
         auto* placed = m_store.cell(slot, uint32_t(work.detail >> 32), uint32_t(work.detail));
         if (!placed) return;
         TileCell& cell = *placed->at;
-        if (cell.batch != m_batch) {
+        if (placed->batch != m_batch) {
             if constexpr (JOURNALED) m_journal->save<sizeof(TileCell)>(placed->offset, &cell);
-            cell.batch = m_batch;
+            placed->batch = m_batch;
+            cell.batch = m_header.batch;
         }
         cell.count += 1;
         cell.total_ns += ns;
@@ -388,7 +378,6 @@ void fold_range(LaneHeader& header, const BrickRecord* ring, uint64_t upto, Fold
         fold.add(record, work);
         at += work ? 2 : 1;
     }
-    header.folded += upto - header.tail;
     fold.commit(upto);
 }
 

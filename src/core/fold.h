@@ -58,15 +58,15 @@ class LaneStore {
     struct Placed {
         T* at;
         uint64_t offset;
-        uint32_t tally = 0;      // nodes: place among the tallies of the fold in progress…
-        uint32_t batch = 0;      // …which is this one
+        uint32_t tally = 0;      // nodes: place among the tallies of the batch in progress…
+        uint64_t batch = 0;      // …which is this one, by LaneStore::batch
     };
     // Eight octaves of a histogram. Bins are saved once in a fold, whatever falls into them.
     struct Chunk {
         uint64_t* at;
         uint64_t offset;
-        uint64_t saved[2];       // bins that the fold in progress has saved…
-        uint32_t batch;          // …which is this one
+        uint64_t saved[2];       // bins that the batch in progress has saved…
+        uint64_t batch;          // …which is this one
     };
 
     virtual ~LaneStore() = default;
@@ -94,6 +94,9 @@ class LaneStore {
     // Keeps a record for the timeline; called only where `keeps_records`.
     virtual void remember(const BrickRecord&) {}
     bool keeps_records = false;
+    // Number of the batch in progress. Counted here and not in the lane's header, whose contents may
+    // come from a damaged file.
+    uint64_t batch = 0;
 
     std::vector<Placed<Node>> nodes;
     std::vector<Chunk> chunks;
@@ -111,7 +114,16 @@ class LaneStore {
     Chunk* add_chunk(Node& node, uint32_t bin);
 
     std::vector<uint32_t> m_node_index;  // slot * MAX_PHASES + phase -> position + 1
-    std::unordered_map<uint64_t, uint32_t> m_cell_index;
+    struct CellKey {
+        uint32_t slot, row, column;
+        bool operator==(const CellKey&) const = default;
+    };
+    struct CellHash {
+        size_t operator()(const CellKey& key) const {
+            return key.slot * 0x9e3779b97f4a7c15ull ^ (uint64_t(key.row) << 32 | key.column) * 0xc2b2ae3d27d4eb4full;
+        }
+    };
+    std::unordered_map<CellKey, uint32_t, CellHash> m_cell_index;
 };
 
 constexpr uint32_t MAX_CELLS = 4096;  // distinct tile positions of a lane; the rest share one cell

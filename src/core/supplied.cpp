@@ -32,7 +32,7 @@ PyObject* profiler_record(PyObject* self, PyObject* args, PyObject* names) {
     WorkRecord work{bytes_in, flops, bytes_out, uint32_t(cycles), uint8_t(cycles >> 32),
                     uint8_t(cycles >> 40), RECORD_IS_WORK, 0};
     BrickRecord record{};
-    const double ns_per_tick = profiler->state->recorder->spool().header().ns_per_tick;
+    const double ns_per_tick = profiler->state->recorder->spool().ns_per_tick();
     record.start = profiler->source->now() - uint64_t(double(duration) / ns_per_tick);
     record.end = duration;
     record.slot = handle->slot;

@@ -77,6 +77,7 @@ class Scratch {
         m_directory = pattern;
     }
     ~Scratch() {
+        if (::getpid() != m_owner) return;  // a forked child that ended by exit()
         std::error_code ignored;
         std::filesystem::remove_all(m_directory, ignored);
     }
@@ -86,6 +87,7 @@ class Scratch {
   private:
     std::filesystem::path m_directory;
     int m_count = 0;
+    pid_t m_owner = ::getpid();
 };
 
 inline std::string read_file(const std::string& path) {

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,8 +167,9 @@ def check_sanitizer(sanitizer: Sanitizer, compiler_path: str, cmake: str) -> boo
     print(f"build  {sanitizer.name}  {time.monotonic() - began:24.1f} s", flush=True)
     if directory is None:
         return False
-    # Every program runs, even after one has failed.
-    passed = [run(directory / program, sanitizer) for program in sanitizer.programs]
+    # Every program runs, even after one has failed; most of them wait a good part of their time.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = list(pool.map(lambda name: run(directory / name, sanitizer), sanitizer.programs))
     return all(passed)
 
 

@@ -150,7 +150,7 @@ def test_a_process_that_records_nothing():
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
 def test_a_process_that_is_not_ours():
-    with pytest.raises(ProcessError, match="belongs to another user"):
+    with pytest.raises(ProcessError, match="belongs to another user or is protected"):
         WatchedProcess(1)
 
 

@@ -47,7 +47,8 @@ class WatchedProcess:
         except PermissionError:
             self.close()
             raise ProcessError(
-                f"process {pid} belongs to another user; watch it as that user or as root"
+                f"process {pid} may not be read: it belongs to another user or is protected;"
+                " watch it as its user or as root"
             ) from None
         except OSError:
             self.ended = True
