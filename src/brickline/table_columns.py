@@ -108,7 +108,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 
 
 def _texts(strings: Sequence[str], ids: Rows) -> pa.Array:
-    known = np.where(ids < len(strings), ids, len(strings)).astype(np.int64)
+    numbers = ids.astype(np.int64)
+    known = np.where(numbers < len(strings), numbers, len(strings))
     return pa.array([*strings, UNKNOWN], pa.string()).take(pa.array(known))
 
 
