@@ -134,6 +134,13 @@ def _part_from_snapshot(
         return np.frombuffer(tables.get(int(table), b""), dtype)
 
     facts = rows(abi.Table.FACT, abi.FACT)
+    problems = list(snapshot.get("problems", ()))
+    try:
+        graph = _graph_from_tables(tables)
+    except ValueError as error:
+        # The statistics do not depend on the graph, so they are read without it.
+        problems.append(f"damaged graph tables, left out: {error}")
+        graph = _graph_from_tables({})
     part = Part(
         path=spool,
         header=snapshot["header"],
@@ -150,9 +157,9 @@ def _part_from_snapshot(
         traces=rows(abi.Table.TRACE, abi.TRACE),
         operands=rows(abi.Table.OPERAND, abi.OPERAND),
         fingerprints=tables.get(int(abi.Table.FINGERPRINT), b""),
-        graph=_graph_from_tables(tables),
+        graph=graph,
         facts={strings[row["name"]]: float(row["value"]) for row in facts},
-        problems=list(snapshot.get("problems", ())),
+        problems=problems,
         stamp=stamp,
         final=final,
     )

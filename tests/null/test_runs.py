@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import brickline as bl
-from brickline import abi, circumstances, run_directory
+from brickline import _core, abi, circumstances, run_directory
 from brickline.errors import (
     NotARun,
     RunDamaged,
@@ -754,3 +754,22 @@ sys.exit(os.waitpid(child, 0)[1])
     manifest = read_manifest(tmp_path / "a.brick")
     assert manifest["ended"] is None
     assert manifest["facts"] == {}
+
+
+def test_a_damaged_graph_leaves_the_statistics_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path / "a.brick")
+    whole = _core.read_spool
+
+    def damaged(spool: str) -> dict[str, Any]:
+        snapshot = whole(spool)
+        snapshot["tables"][int(abi.Table.GRAPH_NODE)] = b"half a row"
+        return snapshot
+
+    monkeypatch.setattr(_core, "read_spool", damaged)
+    run = Run.open(path)
+    (part,) = run.parts
+    assert len(part.nodes)
+    assert len(part.graph.nodes) == 0
+    assert "damaged graph tables" in str(run.problems[0])
