@@ -54,7 +54,7 @@ def host_cost(torch: Any, repeats: int) -> dict[str, Any]:
             start.record()
             end.record()
         reused.append((time.perf_counter_ns() - before) / 200)
-        profiler.synchronize()
+        profiler.drain()
     profiler.close()
     figure = statistics.median(ours)
     peers = {

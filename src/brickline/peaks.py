@@ -38,7 +38,9 @@ def load_peaks(device: str) -> dict[str, float] | None:
 
 
 def measure_peaks(device: str = "CPU", seconds: float = 2.0) -> dict[str, float]:
-    """Measure float32 multiplication and memory copy on a device; about `seconds` in all.
+    """Measure multiplication and memory copy on a device; about `seconds` in all.
+
+    Multiplication is float32 on a CPU, as NumPy does it, and bfloat16 on CUDA's matrix units.
 
     Raises:
         DeviceError: if the device cannot be measured here.

@@ -79,7 +79,6 @@ class BrickProfiler(_core.ProfilerCore):
         "_final",
         "_graph",
         "_graph_enabled",
-        "_keep",
         "_overwrite",
         "_path",
         "_rank",
@@ -125,7 +124,6 @@ class BrickProfiler(_core.ProfilerCore):
         self._writer: RunWriter | None = None
         self._spool: Path | None = None
         self._final: Part | None = None
-        self._keep = path is not None
         self._zero_copy = False
         self._graph = ExecutionGraph()
         self._graph_enabled = graph
@@ -279,8 +277,11 @@ class BrickProfiler(_core.ProfilerCore):
             raise UsageError("only the clock of device='NULL' can be moved")
         self._advance(duration_ns)
 
-    def synchronize(self) -> None:
-        """Resolve device spans that have executed; call it after the device's own synchronise."""
+    def drain(self) -> None:
+        """Resolve the device spans that have executed, without waiting for the others.
+
+        The device's own synchronise waits. Reading statistics and closing drain by themselves.
+        """
         self._drain()
 
     @contextmanager

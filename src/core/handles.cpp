@@ -19,11 +19,8 @@ inline bool is_open_block(const Lane* lane, uint32_t slot) {
 bool enter(HandleObject* handle) {
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) return true;
-    Lane* lane = fast_lane(profiler);
-    if (!lane) [[unlikely]] {
-        lane = lane_of_thread(profiler);
-        if (!lane) return !PyErr_Occurred();
-    }
+    Lane* lane = lane_of_thread(profiler);
+    if (!lane) [[unlikely]] return !PyErr_Occurred();
     if (profiler->mode == Mode::Host && lane->depth < MAX_DEPTH) [[likely]] {
         OpenEntry& entry = lane->stack[lane->depth++];
         entry.word = open_word(handle->slot, OpenKind::Block);
@@ -38,11 +35,8 @@ bool enter(HandleObject* handle) {
 bool exit(HandleObject* handle) {
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) return true;
-    Lane* lane = fast_lane(profiler);
-    if (!lane) [[unlikely]] {
-        lane = lane_of_thread(profiler);
-        if (!lane) return !PyErr_Occurred();
-    }
+    Lane* lane = lane_of_thread(profiler);
+    if (!lane) [[unlikely]] return !PyErr_Occurred();
     if (lane->only_counts && !is_open_block(lane, handle->slot)) {
         const uint32_t depth = lane->depth < MAX_DEPTH ? lane->depth : MAX_DEPTH - 1;
         lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),

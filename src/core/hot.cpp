@@ -266,11 +266,6 @@ Lane* find_lane(ProfilerObject* profiler) {
     return profiler->owner_lane;
 }
 
-Lane* lane_of_thread(ProfilerObject* profiler) {
-    Lane* lane = fast_lane(profiler);
-    return lane ? lane : make_lane(profiler);
-}
-
 // A full disk must not end the program that is being measured: stop, and say so once.
 void stop_recording(ProfilerObject* profiler, const SpoolError& error) {
     profiler->mode = Mode::Off;

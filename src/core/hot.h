@@ -68,7 +68,6 @@ struct StepObject {
 struct TimerObject {
     PyObject_HEAD
     ProfilerObject* profiler;  // null once stopped, or when started while disabled
-    HandleObject* handle;
     Lane* lane;
     uint64_t start;
     uint32_t generation;       // of the profiler's recorder
@@ -182,8 +181,11 @@ inline Lane* fast_lane(ProfilerObject* profiler) {
 
 // The lane of the calling thread; made on first use. Null with an exception set when the disk is
 // full.
-Lane* lane_of_thread(ProfilerObject* profiler);
 Lane* make_lane(ProfilerObject* profiler);
+inline Lane* lane_of_thread(ProfilerObject* profiler) {
+    Lane* lane = fast_lane(profiler);
+    return lane ? lane : make_lane(profiler);
+}
 void stop_recording(ProfilerObject* profiler, const SpoolError& error);
 void forget_lanes_after_fork();
 uint32_t register_recorder(Recorder* recorder, ProfilerObject* profiler);

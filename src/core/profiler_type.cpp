@@ -290,11 +290,6 @@ PyObject* profiler_drain(PyObject* self, PyObject*) {
     }, 0);
 }
 
-PyObject* profiler_pending(PyObject* self, PyObject*) {
-    DeviceSpans* device = as_profiler(self)->state->device.get();
-    return PyLong_FromUnsignedLongLong(device ? device->pending() : 0);
-}
-
 PyObject* profiler_begin_capture(PyObject* self, PyObject*) {
     DeviceSpans* device = as_profiler(self)->state->device.get();
     if (!device) {
@@ -406,7 +401,6 @@ PyMethodDef profiler_methods[] = {
     {"_advance", profiler_advance, METH_O, nullptr},
     {"_use_cuda", KEYWORDS(profiler_use_cuda), nullptr},
     {"_drain", profiler_drain, METH_NOARGS, nullptr},
-    {"_pending_device_spans", profiler_pending, METH_NOARGS, nullptr},
     {"_begin_capture", profiler_begin_capture, METH_NOARGS, nullptr},
     {"_end_capture", profiler_end_capture, METH_NOARGS, nullptr},
     {"_before_replay", profiler_before_replay, METH_O, nullptr},

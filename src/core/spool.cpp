@@ -130,12 +130,6 @@ void Spool::append_locked(ExtentKind table, const void* row, uint64_t bytes) {
     }
     std::memcpy(extent.payload() + extent.header->used, row, bytes);
     publish(extent.header->used, extent.header->used + bytes);
-    m_row_bytes[table] += bytes;
-}
-
-uint64_t Spool::rows_bytes(ExtentKind table) {
-    std::lock_guard guard(m_mutex);
-    return m_row_bytes[table];
 }
 
 uint32_t Spool::intern(std::string_view text) {

@@ -56,7 +56,6 @@ class Spool {
 
     // Appends one row; it is committed when this returns.
     void append(ExtentKind table, const void* row, uint64_t bytes);
-    uint64_t rows_bytes(ExtentKind table);
 
     // The id of a string, written once.
     uint32_t intern(std::string_view text);
@@ -86,7 +85,6 @@ class Spool {
     std::mutex m_mutex;
     std::map<ExtentKind, Extent> m_open_extents;
     std::map<ExtentKind, uint32_t> m_ordinals;
-    std::map<ExtentKind, uint64_t> m_row_bytes;
     std::unordered_map<std::string, uint32_t> m_strings;
 };
 

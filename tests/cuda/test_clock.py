@@ -187,7 +187,7 @@ def test_a_captured_graph_is_timed_at_every_replay_that_was_read(torch):
         with p.step(tokens=1, phase="decode"), p.replay(number):
             graph.replay()
         torch.cuda.synchronize()
-        p.synchronize()
+        p.drain()
     first = p.brick_stats("first")
     assert (first.count, first.timed) == (10, 10)
     assert 5_000 < first.avg_us * 1000 < 5_000_000
@@ -195,7 +195,7 @@ def test_a_captured_graph_is_timed_at_every_replay_that_was_read(torch):
         with p.step(tokens=1, phase="decode"), p.replay(number):
             graph.replay()
     torch.cuda.synchronize()
-    p.synchronize()
+    p.drain()
     overtaken = p.brick_stats("second")
     assert overtaken.count == 60
     assert 10 < overtaken.timed <= 60
@@ -328,7 +328,7 @@ def test_sampling_does_not_apply_to_what_is_captured(torch):
         with p.step(tokens=1, phase="decode"), p.replay(number):
             graph.replay()
         torch.cuda.synchronize()
-        p.synchronize()
+        p.drain()
     stats = p.brick_stats("captured")
     assert (stats.count, stats.timed) == (24, 24)
     p.close()

@@ -46,12 +46,12 @@ def doctor(
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for label, text in _facts():
+    for label, text in _facts(device.upper()):
         table.add_row(label, text)
     console.print(table, highlight=False)
 
 
-def _facts() -> list[tuple[str, str]]:
+def _facts(device: str) -> list[tuple[str, str]]:
     return [
         ("brickline", _package("brickline")),
         ("Python", f"{platform.python_version()} on {platform.platform()}"),
@@ -65,7 +65,7 @@ def _facts() -> list[tuple[str, str]]:
             f"time.perf_counter_ns() {_perf_counter_cost_ns():.1f} ns",
         ),
         ("One brick", f"{measurement_cost_ns():.0f} ns for `with brick:`"),
-        ("Peaks", _peaks("CPU")),
+        (f"Peaks of {device}", _peaks(device)),
         ("Runs of dead processes", _left_behind()),
     ]
 
@@ -125,7 +125,10 @@ def _peaks(device: str) -> str:
     peaks = load_peaks(device)
     if peaks is None:
         return "not measured; run `brickline doctor --peaks`"
-    return f"{peaks['gflops']:.0f} GFLOP/s (float32), {peaks['gbps']:.1f} GB/s"
+    return (
+        f"{peaks['gflops']:.0f} GFLOP/s ({'float32' if device == 'CPU' else 'bfloat16'}), "
+        f"{peaks['gbps']:.1f} GB/s"
+    )
 
 
 def _left_behind() -> str:
