@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from brickline.abi import MAX_ELEMENTS
+from brickline.abi import MAX_ELEMENTS, MAX_FLOPS
 from brickline.bricks import BrickId
 from brickline.errors import CountError
 
@@ -40,14 +40,14 @@ def checked_flops(flops: float) -> float:
     """Return a number of operations.
 
     Raises:
-        CountError: if it is negative, not finite, or no number.
+        CountError: if it is negative, not finite, too large, or no number.
     """
     try:
         number = float(flops)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if isinstance(flops, str) or not math.isfinite(number) or number < 0:
-        raise CountError(f"flops: expected a finite number from 0 on, got {flops!r}")
+    if isinstance(flops, str) or not 0 <= number <= MAX_FLOPS:
+        raise CountError(f"flops: expected a number from 0 to {MAX_FLOPS:g}, got {flops!r}")
     return number
 
 

@@ -376,8 +376,8 @@ bool parse_flops(PyObject* value, double& flops) {
     flops = PyFloat_AsDouble(value);
     const bool is_number = !(flops == -1.0 && PyErr_Occurred());
     PyErr_Clear();
-    if (is_number && std::isfinite(flops) && flops >= 0) return true;
-    raise_error("CountError", "flops: expected a finite number from 0 on, got %R", value);
+    if (is_number && flops >= 0 && flops <= MAX_FLOPS) return true;
+    raise_error("CountError", "flops: expected a number from 0 to 1e+30, got %R", value);
     return false;
 }
 

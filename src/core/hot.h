@@ -202,7 +202,7 @@ HandleObject* handle_for(ProfilerObject* profiler, uint32_t brick, int32_t layer
 // A non-negative count that a record can hold; false with an exception set.
 bool parse_count(PyObject* value, const char* what, uint64_t limit, uint64_t& count);
 bool parse_layer(PyObject* value, int32_t& layer);
-// A finite number from 0 on; false with an exception set.
+// A number from 0 to MAX_FLOPS; false with an exception set.
 bool parse_flops(PyObject* value, double& flops);
 // What the stack of a lane still holds and nobody can leave any more is dropped.
 void forget_open(ProfilerObject* profiler, Lane& lane);

@@ -146,6 +146,9 @@ struct RawLane {
     std::vector<BrickRecord> recent;
 };
 
+// Whether a sum can have been written by us: 2^64 squares of 64-bit durations are the largest.
+bool is_sum(double value) { return value >= 0 && value < 1e60; }
+
 class LaneCopy final : public LaneStore {
   public:
     explicit LaneCopy(RawLane& raw, uint32_t slots) : m_raw(raw) {
@@ -167,7 +170,8 @@ class LaneCopy final : public LaneStore {
         for (uint64_t i = 0; i + sizeof(Node) <= piece.bytes.size(); i += sizeof(Node)) {
             Node* node = reinterpret_cast<Node*>(piece.bytes.data() + i);
             if (node->count == 0) continue;
-            if (node->slot >= slots || node->phase >= MAX_PHASES) {
+            if (node->slot >= slots || node->phase >= MAX_PHASES || !is_sum(node->flops) ||
+                !is_sum(node->sum_squares)) {
                 m_damaged = true;
                 continue;
             }
@@ -178,7 +182,11 @@ class LaneCopy final : public LaneStore {
     void add_cells(Piece& piece, uint32_t slots) {
         for (uint64_t i = 0; i + sizeof(TileCell) <= piece.bytes.size(); i += sizeof(TileCell)) {
             TileCell* cell = reinterpret_cast<TileCell*>(piece.bytes.data() + i);
-            if (cell->count == 0 || cell->slot >= slots) continue;
+            if (cell->count == 0) continue;
+            if (cell->slot >= slots || !is_sum(cell->flops)) {
+                m_damaged = true;
+                continue;
+            }
             cells.push_back({cell, 0, 0, 0});
             index_cell(uint32_t(cells.size() - 1));
         }
@@ -355,6 +363,11 @@ uint64_t sound_head(const RawLane& raw, uint32_t slots, const TickScale& scale) 
         const BrickRecord& record = raw.ring[at & (raw.header.ring_records - 1)];
         const uint64_t entries = record.flags & RECORD_WORK ? 2 : 1;
         if (!is_sound(record, slots, scale) || at + entries > raw.header.head) break;
+        if (entries == 2) {
+            const auto& work = reinterpret_cast<const WorkRecord&>(
+                raw.ring[(at + 1) & (raw.header.ring_records - 1)]);
+            if (!(work.flops >= 0 && work.flops <= MAX_FLOPS)) break;
+        }
         at += entries;
     }
     return at;

@@ -82,14 +82,15 @@ def test_every_field_is_the_headers(name: str) -> None:
 def test_constants_are_the_headers() -> None:
     text = HEADER.read_text(encoding="utf-8")
 
-    def constant(name: str) -> int:
+    def constant(name: str) -> float:
         found = re.search(rf"constexpr \w+ {name} = ([^;]+);", text)
         assert found is not None, name
         value = found[1].replace("ull", "").rstrip("u")
-        return int(eval(value, {"HIST_CHUNKS": abi.HIST_CHUNKS, "HIST_CHUNK_BINS": 128}))
+        return float(eval(value, {"HIST_CHUNKS": abi.HIST_CHUNKS, "HIST_CHUNK_BINS": 128}))
 
     assert constant("SPOOL_VERSION") == abi.FORMAT_VERSION
-    for name in ("HIST_SCALE", "HIST_CHUNKS", "HIST_BINS", "MAX_DEPTH", "MAX_ELEMENTS"):
+    names = ("HIST_SCALE", "HIST_CHUNKS", "HIST_BINS", "MAX_DEPTH", "MAX_ELEMENTS", "MAX_FLOPS")
+    for name in names:
         assert getattr(abi, name) == constant(name)
 
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -409,6 +410,29 @@ void test_colliding_cells() {
     check_equal(total_count(snapshot), 2u, "colliding cells");
 }
 
+// Sums that no record can have made, in statistics and in the ring alike.
+void test_impossible_sums() {
+    for (const double flops : {std::nan(""), double(INFINITY), -1.0, 1e308}) {
+        for (const bool is_folded : {false, true}) {
+            const TickSource source(ClockKind::Manual);
+            const std::string path = g_scratch.fresh();
+            Recorder recorder({path}, source, slots(1));
+            Lane* lane = recorder.acquire_lane({});
+            for (const bool is_tile : {false, true}) {
+                BrickRecord record{};
+                record.flags = uint8_t(RECORD_WORK | RECORD_EXACT | (is_tile ? RECORD_TILE : 0));
+                const WorkRecord work{0, flops, 0, 0, 0, 0, RECORD_IS_WORK, 0};
+                lane->append(record, &work);
+            }
+            if (is_folded) lane->fold();
+            recorder.abandon();
+            const Snapshot snapshot = read_spool(path);
+            check_equal(snapshot.nodes.size() + snapshot.cells.size(), 0u, "impossible sums");
+            check_equal(snapshot.problems.size(), 1u, "impossible sums are reported");
+        }
+    }
+}
+
 void test_damage() {
     const Specimens specimens = make_specimens();
     test_truncated(specimens);
@@ -420,6 +444,7 @@ void test_damage() {
     test_newer_version(specimens);
     test_lanes_of_one_number();
     test_colliding_cells();
+    test_impossible_sums();
 }
 
 }  // namespace

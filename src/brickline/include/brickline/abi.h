@@ -126,6 +126,9 @@ struct WorkRecord {      // follows a BrickRecord whose flags hold RECORD_WORK
 };
 static_assert(sizeof(WorkRecord) == 32);
 
+// Operations of one entry at most. No sum of fewer than 2^64 such entries overflows a double.
+inline constexpr double MAX_FLOPS = 1e30;
+
 struct Node {
     uint32_t slot;
     uint16_t phase;
