@@ -230,7 +230,8 @@ bool is_sane(const LaneHeader& header, uint64_t extent_bytes) {
     const uint64_t ring = header.ring_records;
     return ring >= 2 && ring <= (1u << 24) && (ring & (ring - 1)) == 0 &&
            header.tail <= header.head && header.head - header.tail <= ring &&
-           header.deepest < MAX_DEPTH && header.journal_bytes <= header.journal_capacity &&
+           header.clock_domain <= uint32_t(ClockDomain::Manual) && header.deepest < MAX_DEPTH &&
+           header.journal_bytes <= header.journal_capacity &&
            header.journal_capacity <= extent_bytes &&
            PAGE_BYTES + ring * sizeof(BrickRecord) + header.journal_capacity <= extent_bytes;
 }

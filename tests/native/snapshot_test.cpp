@@ -135,6 +135,15 @@ bool read_hostile(const std::string& path) {
         for (const BinRow& bin : snapshot.bins) {
             if (bin.node >= snapshot.nodes.size()) check(false, "a bin belongs to a node");
         }
+        for (const Node& node : snapshot.nodes) {
+            if (!std::isfinite(node.flops + node.sum_squares)) check(false, "sums are numbers");
+        }
+        for (const TileCell& cell : snapshot.cells) {
+            if (!std::isfinite(cell.flops)) check(false, "a cell's sum is a number");
+        }
+        for (const LaneHeader& lane : snapshot.lanes) {
+            if (lane.clock_domain > uint32_t(ClockDomain::Manual)) check(false, "a lane has a known clock");
+        }
         return snapshot.problems.empty();
     } catch (const SpoolError&) {
         return false;
