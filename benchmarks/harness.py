@@ -200,6 +200,7 @@ WIDTH = 32
 """The weights of a step are 192 matrices of 4 KiB: no brick finds its own in the L1 cache."""
 WARM_UP_ROUNDS = 3
 STEPS_PER_TURN = 3
+STEP_ROUNDS = 300
 DEFERRED_WARM_UP_STEPS = 100
 DEFERRED_STEPS = 250
 
@@ -254,33 +255,29 @@ Layer = Callable[[Any, Any, int], None]
 @dataclass(frozen=True)
 class _Pair:
     variant: Variant
-    layers: Sequence[Layer]
-    """One per layer of the step; the first enters the step, the last leaves it."""
+    layer: Layer
     control: Layer
+    enter: Callable[[], None]
+    """Begins a step; `leave` ends it. Both do nothing for a variant without steps."""
+    leave: Callable[[], None]
 
 
 def _compile_pair(variant: Variant, model: Model) -> _Pair:
-    layer = compile_layer(variant, model)
-    layers = [layer] * LAYERS
+    enter, leave = _compile_step(variant)
+    return _Pair(
+        variant, compile_layer(variant, model), compile_layer(CONTROL, model), enter, leave
+    )
+
+
+def _compile_step(variant: Variant) -> tuple[Callable[[], None], Callable[[], None]]:
+    names = dict(variant.names)
+    enter, leave = "None", "None"
     if variant.around:
-        shared = {**variant.names, "layer": layer}
-        layers[0] = _compile(ENTER_SOURCE.replace("{around}", variant.around), "first", shared)
-        layers[-1] = _compile(LEAVE_SOURCE, "last", shared)
-    return _Pair(variant, layers, compile_layer(CONTROL, model))
-
-
-ENTER_SOURCE = """
-def first(w, h, number):
-    global step
-    step = {around}
-    step.__enter__()
-    layer(w, h, number)
-"""
-LEAVE_SOURCE = """
-def last(w, h, number):
-    layer(w, h, number)
-    step.__exit__(None, None, None)
-"""
+        enter, leave = f"{variant.around}; step.__enter__()", "step.__exit__(None, None, None)"
+    return (
+        _compile(f"def enter():\n    global step\n    step = {enter}", "enter", names),
+        _compile(f"def leave():\n    {leave}", "leave", names),
+    )
 
 
 def in_situ(
@@ -294,7 +291,7 @@ def in_situ(
     runs every layer twice, instrumented and as control, in random order and with different weights,
     and takes the difference: on a shared machine the noise lasts longer than the 0.2 ms of such a
     pair and cancels, where it does not between whole steps. The figure of a batch is the median
-    over pairs, plus the share of entering and leaving a step.
+    over pairs. Entering and leaving the step is timed apart, see `_step_ns`.
     """
     rng = random.Random(seed)
     everything = [SAME, *variants]
@@ -308,7 +305,7 @@ def in_situ(
             name = pair.variant.name
             parts = {"brick": batch.bricks_ns[name]}
             if pair.variant.around:
-                parts["step"] = batch.steps_ns[name]
+                parts["step"] = _step_ns(pair, model) / BRICKS_PER_STEP
             if pair.variant.defers:
                 parts["folding"] = _deferred_ns(pair, model, DEFERRED_STEPS)
             result.added_ns[name].append(sum(parts.values()))
@@ -322,13 +319,11 @@ class _Batch:
     brick_ns: float
     bricks_ns: dict[str, float] = field(default_factory=dict)
     """What each variant adds to a brick."""
-    steps_ns: dict[str, float] = field(default_factory=dict)
-    """A brick's share of entering and leaving the step."""
 
 
 def _run_batch(pairs: Sequence[_Pair], model: Model, rounds: int, rng: random.Random) -> _Batch:
     controls: list[int] = []
-    differences: dict[str, list[list[int]]] = {pair.variant.name: [] for pair in pairs}
+    differences: dict[str, list[int]] = {pair.variant.name: [] for pair in pairs}
     order = list(pairs)
     for number in range(-WARM_UP_ROUNDS, rounds):
         rng.shuffle(order)
@@ -337,32 +332,26 @@ def _run_batch(pairs: Sequence[_Pair], model: Model, rounds: int, rng: random.Ra
                 step_controls, step_differences = _run_step(pair, model, rng)
                 if number >= 0 and turn > 0:
                     controls += step_controls
-                    differences[pair.variant.name].append(step_differences)
+                    differences[pair.variant.name] += step_differences
         if number % 50 == 0:
             gc.collect()
     batch = _Batch(statistics.median(controls) / len(BRICKS))
-    for name, steps in differences.items():
-        inner = statistics.median([value for step in steps for value in step[1:-1]])
-        enter = statistics.median([step[0] for step in steps]) - inner
-        leave = statistics.median([step[-1] for step in steps]) - inner
-        batch.bricks_ns[name] = inner / len(BRICKS)
-        batch.steps_ns[name] = (enter + leave) / BRICKS_PER_STEP
+    for name, values in differences.items():
+        batch.bricks_ns[name] = statistics.median(values) / len(BRICKS)
     return batch
 
 
 def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Control times of the layers, and what the variant added to each.
-
-    Entering the step falls into the first layer's time and leaving it into the last one's.
-    """
+    """Control times of the layers, and what the variant added to each."""
     clock = time.process_time_ns
-    variant, control = pair.variant, pair.control
+    variant, run, control = pair.variant, pair.layer, pair.control
     handles = variant.handles or NO_HANDLES
     controls: list[int] = []
     differences: list[int] = []
     if variant.arm:
         variant.arm()
-    for number, run in enumerate(pair.layers):
+    pair.enter()
+    for number in range(LAYERS):
         h = handles[number]
         weights = model.weights[number]
         other_weights = model.weights[(number + LAYERS // 2) % LAYERS]
@@ -382,9 +371,30 @@ def _run_step(pair: _Pair, model: Model, rng: random.Random) -> tuple[list[int],
             end = clock()
             controls.append(middle - begin)
             differences.append((end - middle) - (middle - begin))
+    pair.leave()
     if variant.disarm:
         variant.disarm()
     return controls, differences
+
+
+def _step_ns(pair: _Pair, model: Model) -> float:
+    """What entering and leaving a step takes, caches as cold as a model leaves them.
+
+    A layer lasts 100 us, in which a difference of one microsecond drowns; so the calls alone are
+    timed, between layers, and what empty calls take in the same place is taken off.
+    """
+    idle_enter, idle_leave = _compile_step(CONTROL)
+    calls = (pair.enter, pair.leave, idle_enter, idle_leave)
+    spent: list[list[int]] = [[] for _ in calls]
+    clock = time.perf_counter_ns
+    for number in range(STEP_ROUNDS):
+        for call, values in zip(calls, spent, strict=True):
+            pair.control(model.weights[number % LAYERS], NO_HANDLES[0], number)
+            begin = clock()
+            call()
+            values.append(clock() - begin)
+    enter, leave, *idle = (statistics.median(values) for values in spent)
+    return enter + leave - sum(idle)
 
 
 def _deferred_ns(pair: _Pair, model: Model, steps: int) -> float:

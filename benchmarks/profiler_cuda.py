@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 from harness import Claim
@@ -109,7 +110,7 @@ def agreement(torch: Any, repeats: int) -> list[dict[str, Any]]:
     return claims
 
 
-def decode_slowdown(torch: Any, steps: int) -> dict[str, Any]:
+def decode_slowdown(torch: Any, steps: int) -> list[dict[str, Any]]:
     """Host time of a launch-bound step, variants interleaved step by step in random order.
 
     Medians of single steps stand against each other, because this machine's speed drifts by more
@@ -118,71 +119,83 @@ def decode_slowdown(torch: Any, steps: int) -> dict[str, Any]:
     """
     x = torch.randn(1, 64, device="cuda")
     w = torch.randn(64, 64, device="cuda")
-    profiler = bl.BrickProfiler("bench", enabled=True, device="CUDA:0")
-    disabled = bl.BrickProfiler("off")
-    period = profiler.sampling.steps
+    source = """
+def step():
+    y = x
+    {around}
+        for layer in handles:
+            for handle in layer:
+                {brick}
+"""
+    forms = {
+        "plain": "y = mm(y, w)",
+        "plain again": "y = mm(y, w)",
+        "with": "with handle: y = mm(y, w)",
+        "handle.start/stop": "handle.start(); y = mm(y, w); handle.stop()",
+        "handle.mark": "handle.mark(); y = mm(y, w)",
+    }
+    plain = ("plain", "plain again")
+    profilers = []
 
-    def plain() -> None:
-        y = x
-        for _ in range(LAYERS):
-            for _ in range(BRICKS):
-                y = torch.mm(y, w)
-
-    def bricks(owner: bl.BrickProfiler) -> Any:
+    def compiled(form: str, enabled: bool) -> Callable[[], None]:
+        device = {"enabled": True, "device": "CUDA:0"} if enabled else {}
+        profiler = bl.BrickProfiler("bench", **device)
+        profilers.append(profiler)
         handles = [
-            [owner.brick(f"brick{number}", layer=layer) for number in range(BRICKS)]
+            [profiler.brick(f"brick{number}", layer=layer) for number in range(BRICKS)]
             for layer in range(LAYERS)
         ]
-
-        def step() -> None:
-            y = x
-            with owner.step(tokens=1, phase="decode"):
-                for layer in handles:
-                    for handle in layer:
-                        with handle:
-                            y = torch.mm(y, w)
-
+        around = "if True:" if form in plain else "with profiler.step(tokens=1):"
+        names = {"x": x, "w": w, "mm": torch.mm, "handles": handles, "profiler": profiler}
+        exec(source.replace("{around}", around).replace("{brick}", forms[form]), names)
+        step: Callable[[], None] = names["step"]
         return step
 
-    variants = {
-        "plain": plain,
-        "plain again": plain,
-        "disabled": bricks(disabled),
-        "profiled": bricks(profiler),
-    }
-    times: dict[str, list[int]] = {name: [] for name in (*variants, "timed")}
+    variants = {(form, False): compiled(form, False) for form in forms}
+    variants |= {(form, True): compiled(form, True) for form in forms if form not in plain}
+    period = profilers[-1].sampling.steps
+    times: dict[Any, list[int]] = {key: [] for key in variants}
+    timed: dict[str, list[int]] = {form: [] for form in forms}
     generator = random.Random(0)
-    names = list(variants)
-    entered = 0
+    order = list(variants)
     for number in range(steps):
-        generator.shuffle(names)
-        for name in names:
-            key = name
-            if name == "profiled":
-                key = "timed" if entered % period == 0 else name
-                entered += 1
+        generator.shuffle(order)
+        for key in order:
             before = time.perf_counter_ns()
-            variants[name]()
-            times[key].append(time.perf_counter_ns() - before)
+            variants[key]()
+            spent = time.perf_counter_ns() - before
+            (timed[key[0]] if key[1] and number % period == 0 else times[key]).append(spent)
         if number % 8 == 0:
             torch.cuda.synchronize()
-    profiler.close()
-    median = {name: statistics.median(values) for name, values in times.items()}
-    mean = ((period - 1) * median["profiled"] + median["timed"]) / period
-    return _claim(
-        name="cuda: slowdown of a launch-bound decode step at the default sampling",
-        figure=mean / median["plain"] - 1,
-        unit="relative",
-        peers={
-            "the plain step again": median["plain again"] / median["plain"] - 1,
-            "disabled": median["disabled"] / median["plain"] - 1,
-            "a step left out by sampling": median["profiled"] / median["plain"] - 1,
-            "a timed step": median["timed"] / median["plain"] - 1,
-        },
-        target=0.01,
-        note=f"{LAYERS * BRICKS} bricks of {median['plain'] / LAYERS / BRICKS / 1e3:.1f} us, "
-        f"one step in {period} timed",
-    )
+    for profiler in profilers:
+        profiler.close()
+    base = statistics.median(times["plain", False])
+    brick_us = base / LAYERS / BRICKS / 1e3
+
+    def slowdown(values: list[int]) -> float:
+        return statistics.median(values) / base - 1
+
+    claims = []
+    for form in forms:
+        if form in plain:
+            continue
+        left_out, whole = slowdown(times[form, True]), slowdown(timed[form])
+        claims.append(
+            _claim(
+                name=f"cuda: slowdown of a launch-bound decode step, default sampling, {form}",
+                figure=((period - 1) * left_out + whole) / period,
+                unit="relative",
+                peers={
+                    "the plain step again": slowdown(times["plain again", False]),
+                    "disabled": slowdown(times[form, False]),
+                    "a step left out by sampling": left_out,
+                    "a timed step": whole,
+                },
+                target=0.01,
+                note=f"{LAYERS * BRICKS} bricks of {brick_us:.1f} us, one step in {period} timed",
+            )
+        )
+    return claims
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
@@ -198,7 +211,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     return [
         host_cost(torch, 50 * scale),
         *agreement(torch, 100 * scale),
-        decode_slowdown(torch, 700 * scale),
+        *decode_slowdown(torch, 700 * scale),
     ]
 
 

@@ -188,9 +188,10 @@ def python_dict() -> list[Variant]:
 
 # --- brickline ------------------------------------------------------------------------------------
 
-WITH, START_STOP = "with kept handle", "start_brick/stop_brick"
-MARK, INLINE = "mark", "with profiler.brick(id, layer=)"
-FORMS = (WITH, START_STOP, MARK, INLINE)
+WITH, METHODS, HANDLE_MARK = "with kept handle", "handle.start/stop", "handle.mark"
+START_STOP, MARK = "start_brick/stop_brick", "mark(id)"
+INLINE = "with profiler.brick(id, layer=)"
+FORMS = (WITH, METHODS, HANDLE_MARK, START_STOP, MARK, INLINE)
 
 
 def brickline_variants(*, enabled: bool) -> list[Variant]:
@@ -203,6 +204,8 @@ def brickline_variants(*, enabled: bool) -> list[Variant]:
     ]
     forms: dict[str, dict[str, Any]] = {
         WITH: {"context": "{handle}", "handles": handles},
+        METHODS: {"before": "{handle}.start()", "after": "{handle}.stop()", "handles": handles},
+        HANDLE_MARK: {"before": "{handle}.mark()", "handles": handles},
         START_STOP: {
             "before": "timer = profiler.start_brick(BrickId.{id})",
             "after": "profiler.stop_brick(timer, 1)",

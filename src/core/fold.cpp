@@ -71,14 +71,14 @@ struct Tally {
     uint64_t last_duration_ns;
     uint64_t bytes_in;
     double flops;
-    uint64_t bin_count;  // entries that fell into `bin` in a row and are not yet in the histogram
-    uint32_t bin;
+    uint32_t chunk;      // where the last entry fell, as a place in LaneStore::chunks…
+    uint32_t octaves;    // …and which eighth of the histogram that is; HIST_CHUNKS for none
 
     explicit Tally(Node& target)
         : node(&target), timed(0), total_ns(0), sum_squares(0), shift_ns(target.shift_ns),
           elements(0), exclusive_ns(0), not_exclusive(0), min_ns(target.min_ns),
           max_ns(target.max_ns), first_tick(0), last_tick(0), last_duration_ns(0), bytes_in(0),
-          flops(0), bin_count(0), bin(0) {}
+          flops(0), chunk(NO_CHUNK), octaves(HIST_CHUNKS) {}
 
     void add(const BrickRecord& record, uint64_t ns) {
         if (timed == 0) [[unlikely]] {
@@ -195,10 +195,7 @@ class Fold {
     }
 
     void commit(uint64_t tail) {
-        for (Tally& tally : m_tallies) {
-            flush_bin(tally);
-            tally.flush(m_scale);
-        }
+        for (const Tally& tally : m_tallies) tally.flush(m_scale);
         m_header.folded += tail - m_header.tail;
         m_header.tail = tail;
         if constexpr (JOURNALED) m_journal->clear();
@@ -208,11 +205,7 @@ class Fold {
     void prefetch(const BrickRecord& record) const { m_store.prefetch(record.slot, record.phase); }
 
     bool has_room() const {
-        // At the commit every touched node may still write one bin.
-        if constexpr (JOURNALED) {
-            return m_journal->has_room(WORST_RECORD_BYTES +
-                                       (m_tallies.size() + 1) * (8 + sizeof(JournalEntry)));
-        }
+        if constexpr (JOURNALED) return m_journal->has_room(WORST_RECORD_BYTES);
         return true;
     }
 
@@ -281,18 +274,25 @@ class Fold {
         node.host_bound += (flags & RECORD_HOST_BOUND) != 0;
     }
 
-    // Durations of one brick are alike, so neighbours often share a bin and are written together.
+    // Durations of one brick nearly always fall into the same eight octaves, and into bins that this
+    // fold has met: both branches are well predicted, which a comparison of bins would not be.
     void count_bin(Tally& tally, uint64_t ns) {
         if (ns == 0) [[unlikely]] {
             tally.node->zero_count += 1;
             return;
         }
         const uint32_t bin = bin_of(ns);
-        if (bin != tally.bin) {
-            flush_bin(tally);
-            tally.bin = bin;
+        if (bin / HIST_CHUNK_BINS != tally.octaves) [[unlikely]] {
+            const LaneStore::Chunk* found = m_store.chunk(*tally.node, bin);
+            if (!found) return;
+            tally.chunk = uint32_t(found - m_store.chunks.data());
+            tally.octaves = bin / HIST_CHUNK_BINS;
+            for (const int near : {-8, 0, 8}) __builtin_prefetch(found->at + bin % HIST_CHUNK_BINS + near, 1);
         }
-        tally.bin_count += 1;
+        LaneStore::Chunk& chunk = m_store.chunks[tally.chunk];
+        const uint32_t at = bin % HIST_CHUNK_BINS;
+        if constexpr (JOURNALED) save_bin(chunk, at);
+        chunk.at[at] += 1;
     }
 
     void save_bin(LaneStore::Chunk& chunk, uint32_t at) {
@@ -305,17 +305,6 @@ class Fold {
         if (saved & bit) return;
         saved |= bit;
         m_journal->save<8>(chunk.offset + at * 8, chunk.at + at);
-    }
-
-    void flush_bin(Tally& tally) {
-        if (tally.bin_count == 0) return;
-        LaneStore::Chunk* chunk = m_store.chunk(*tally.node, tally.bin);
-        if (chunk) [[likely]] {
-            const uint32_t at = tally.bin % HIST_CHUNK_BINS;
-            if constexpr (JOURNALED) save_bin(*chunk, at);
-            chunk->at[at] += tally.bin_count;
-        }
-        tally.bin_count = 0;
     }
 
     void add_work(Tally& tally, const BrickRecord& record, const WorkRecord& work, uint64_t ns) {

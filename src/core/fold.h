@@ -82,7 +82,9 @@ class LaneStore {
     void prefetch(uint32_t slot, uint32_t phase) const {
         const uint64_t key = uint64_t(slot) * MAX_PHASES + phase % MAX_PHASES;
         if (key >= m_node_index.size() || !m_node_index[key]) return;
-        const char* node = reinterpret_cast<const char*>(nodes[m_node_index[key] - 1].at);
+        const Placed<Node>& placed = nodes[m_node_index[key] - 1];
+        if (placed.batch == batch) return;  // this fold sums it aside
+        const char* node = reinterpret_cast<const char*>(placed.at);
         for (uint64_t line = 0; line < sizeof(Node); line += 64) __builtin_prefetch(node + line, 1);
     }
     // The chunk that holds a bin; null when no space is left.

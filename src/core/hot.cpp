@@ -168,7 +168,7 @@ void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, 
 namespace {
 
 void drop_owner(OpenEntry& entry) {
-    if ((entry.kind == OpenKind::Timer || entry.kind == OpenKind::Tile) && entry.owner) {
+    if (entry.kind != OpenKind::Block && entry.kind != OpenKind::Step && entry.owner) {
         Py_DECREF(static_cast<PyObject*>(entry.owner));
         entry.owner = nullptr;
     }
@@ -178,15 +178,39 @@ void drop_owner(OpenEntry& entry) {
 
 void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end) {
     while (lane->depth && lane->stack[lane->depth - 1].kind == OpenKind::Mark) {
-        const OpenEntry& entry = lane->stack[--lane->depth];
-        if (entry.timed && !entry.disturbed && !entry.start_event) [[likely]] {
+        OpenEntry& entry = lane->stack[--lane->depth];
+        if (entry.timed && !entry.disturbed && !entry.start_event && !entry.owner) [[likely]] {
             lane->append_words(entry.start, end, elements_word(entry.slot, 1),
                                place_word(lane, lane->depth, 0, 0));
         } else {
-            const OpenEntry copy = entry;
-            finish_entry(profiler, lane, copy, lane->depth, end, 1, nullptr);
+            const HandleObject* handle = static_cast<HandleObject*>(entry.owner);
+            finish_entry(profiler, lane, entry, lane->depth, end, handle ? handle_elements(handle) : 1,
+                         handle && handle->has_work ? &handle->work : nullptr);
+            drop_owner(entry);
         }
     }
+}
+
+bool mark(ProfilerObject* profiler, Lane* lane, HandleObject* handle, uint64_t now) {
+    end_marks(profiler, lane, now);
+    if (handle && lane->only_counts) {  // nothing to time, so the entry counts at once
+        count_entry(lane, handle);
+    } else if (handle) {
+        PyObject* owner = handle->is_plain ? nullptr : Py_NewRef(reinterpret_cast<PyObject*>(handle));
+        if (profiler->mode == Mode::Host && lane->depth < MAX_DEPTH) [[likely]] {
+            OpenEntry& entry = lane->stack[lane->depth++];
+            entry.word = open_word(handle->slot, OpenKind::Mark);
+            entry.owner = owner;
+            entry.start_event = 0;
+            entry.start = now;  // contiguous: the end of one is the start of the next
+            return true;
+        }
+        const bool entered = enter_slow(profiler, handle->slot, handle->layer, OpenKind::Mark, owner);
+        const bool is_on_stack = lane->depth && lane->stack[lane->depth - 1].owner == owner;
+        if (!is_on_stack) Py_XDECREF(owner);
+        if (!entered) return false;
+    }
+    return !PyErr_Occurred();
 }
 
 // Timers from `first` on that nobody holds any more can never be stopped.

@@ -45,7 +45,8 @@ struct HandleObject {
     int32_t layer;
     uint32_t elements_low;
     uint8_t elements_high;
-    bool has_work;
+    bool has_work;         // bytes or operations were declared
+    bool is_plain;         // neither those nor other elements than one
     // Up to here one cache line; what follows is touched only by bricks with declared work.
     uint32_t brick;        // position in State::bricks
     WorkRecord work;
@@ -213,8 +214,11 @@ bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind
 // Writes the record of an entry that has left the stack.
 void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, uint32_t depth,
                   uint64_t end, uint64_t elements, const WorkRecord* work);
-// Ends marks that stand on top: what encloses them is being left.
+// Ends marks that stand on top: what encloses them is being left, or the next mark begins.
 void end_marks(ProfilerObject* profiler, Lane* lane, uint64_t end);
+// Ends the open mark, if any, and begins one of `handle`, unless that is null. False with an exception
+// set.
+bool mark(ProfilerObject* profiler, Lane* lane, HandleObject* handle, uint64_t now);
 void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, void* owner,
            uint64_t end, uint64_t elements, const WorkRecord* work);
 
@@ -271,6 +275,12 @@ inline uint64_t elements_word(uint32_t slot, uint32_t elements_low) {
 }
 inline uint64_t place_word(const Lane* lane, uint32_t depth, uint8_t elements_high, uint8_t flags) {
     return lane->place | uint64_t(depth) | uint64_t(flags) << 16 | uint64_t(elements_high) << 24;
+}
+// An entry of a step that sampling leaves out: counted, not timed.
+inline void count_entry(Lane* lane, const HandleObject* handle) {
+    const uint32_t depth = lane->depth < MAX_DEPTH ? lane->depth : MAX_DEPTH - 1;
+    lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
+                       place_word(lane, depth, handle->elements_high, RECORD_UNTIMED));
 }
 inline BrickRecord make_record(const Lane* lane, const OpenEntry& entry, uint32_t depth, uint64_t end,
                                uint64_t elements, uint8_t flags) {

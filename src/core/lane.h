@@ -29,7 +29,8 @@ struct OpenEntry {
         };
         uint64_t word;       // the four above, to be set and compared at once
     };
-    void* owner;         // the timer object of OpenKind::Timer and Tile; owned by the stack
+    void* owner;         // the timer of OpenKind::Timer and Tile, the handle of a Mark that declares
+                         // work, else null or unset; owned by the stack
     uint64_t start_event;  // device clocks: the event enqueued at the start
     uint64_t stream;
 };

@@ -105,12 +105,19 @@ int profiler_clear(PyObject* self) {
     return 0;
 }
 
+// Nothing may stay open over a pause or a reset: it would be left by an exit that is not its own.
+void forget_all_open(ProfilerObject* profiler) {
+    profiler->state->recorder->for_each_host_lane(
+        [profiler](Lane& lane) { forget_open(profiler, lane); });
+}
+
 void shut(ProfilerObject* profiler) {
     profiler->mode = Mode::Off;
     State& state = *profiler->state;
     if (profiler->index != NO_INDEX) unregister_recorder(profiler->index);
     profiler->index = NO_INDEX;
     profiler->owner = nullptr;
+    if (is_open(profiler)) forget_all_open(profiler);
     if (state.device) {
         Py_BEGIN_ALLOW_THREADS
         state.device->stop();
@@ -189,11 +196,7 @@ PyObject* profiler_set_enabled(PyObject* self, PyObject* value) {
     ProfilerObject* profiler = as_profiler(self);
     const int enabled = PyObject_IsTrue(value);
     if (enabled < 0 || (enabled && !require_open(profiler))) return nullptr;
-    if (!enabled && is_open(profiler)) {
-        // Nothing may stay open over a pause: it would be left by an exit that is not its own.
-        profiler->state->recorder->for_each_host_lane(
-            [profiler](Lane& lane) { forget_open(profiler, lane); });
-    }
+    if (!enabled && is_open(profiler)) forget_all_open(profiler);
     profiler->mode = enabled ? profiler->enabled_mode : Mode::Off;
     Py_RETURN_NONE;
 }

@@ -203,7 +203,7 @@ PyObject* profiler_stop_handle(PyObject* self, PyObject* const* args, Py_ssize_t
 PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     ProfilerObject* profiler = as_profiler(self);
     if (profiler->mode == Mode::Off) Py_RETURN_NONE;
-    uint64_t now = ticks_now(profiler);
+    const uint64_t now = ticks_now(profiler);
     Lane* lane = lane_of_thread(profiler);
     if (!lane) {
         if (PyErr_Occurred()) return nullptr;
@@ -224,19 +224,7 @@ PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count,
         const int64_t brick = find_brick(profiler, args[0]);
         if (brick < 0 || !(handle = handle_for(profiler, uint32_t(brick), layer))) return nullptr;
     }
-    end_marks(profiler, lane, now);
-    if (handle) {
-        if (profiler->mode == Mode::Host && lane->depth < MAX_DEPTH) [[likely]] {
-            OpenEntry& entry = lane->stack[lane->depth++];
-            entry.word = open_word(handle->slot, OpenKind::Mark);
-            entry.owner = nullptr;
-            entry.start_event = 0;
-            entry.start = now;  // contiguous: the end of one is the start of the next
-        } else if (!enter_slow(profiler, handle->slot, layer, OpenKind::Mark, nullptr)) {
-            return nullptr;
-        }
-    }
-    if (PyErr_Occurred()) return nullptr;
+    if (!mark(profiler, lane, handle, now)) return nullptr;
     Py_RETURN_NONE;
 }
 

@@ -168,6 +168,30 @@ def test_sampling_counts_all_and_times_some(torch):
     p.close()
 
 
+def test_sampling_counts_marks_and_plain_calls_alike(torch):
+    run = work(torch)
+    p = profiler(sampling=bl.Sampling(steps=4))
+    marked, declared = p.brick("marked"), p.brick("declared", elements=5, bytes=7)
+    called = p.brick("called", elements=2)
+    for _ in range(16):
+        with p.step(tokens=1, phase="decode"):
+            marked.mark()
+            run()
+            declared.mark()
+            run()
+            p.mark()
+            called.start()
+            run()
+            called.stop()
+    torch.cuda.synchronize()
+    for name, elements in (("marked", 16), ("declared", 80), ("called", 32)):
+        stats = p.brick_stats(name)
+        assert (stats.count, stats.timed, stats.total_elements) == (16, 4, elements)
+        assert stats.stream_ns > 0
+    assert p.brick_stats("declared").total_bytes == 4 * 7  # of what was timed
+    p.close()
+
+
 def test_a_captured_graph_is_timed_at_every_replay_that_was_read(torch):
     a = torch.randn(1024, 1024, device="cuda")
     b = torch.empty_like(a)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -270,6 +272,59 @@ def test_marks_are_contiguous(p: BrickProfiler) -> None:
         "LmHead": 11,
     }
     assert [rows[name].layer for name in ("Embedding", "RmsNorm", "LmHead")] == [None, 0, 1]
+
+
+def test_a_handle_marks_with_what_it_declares(p: BrickProfiler) -> None:
+    norm = p.brick("RmsNorm", layer=2)
+    gate = p.brick("Gate", layer=2, elements=7, bytes=64, flops=128.0)
+    for _ in range(3):
+        with p.step(tokens=1):
+            norm.mark()
+            p.advance(10)
+            gate.mark()
+            p.advance(30)
+    rows = {row.name: row for row in p.all_brick_stats()}
+    assert (rows["RmsNorm"].count, rows["RmsNorm"].total_ns) == (3, 30)
+    row = rows["GateProjection"]
+    assert (row.count, row.total_ns, row.total_elements) == (3, 90, 21)
+    assert (row.total_bytes, row.total_flops) == (192, 384.0)
+
+
+def test_a_marked_handle_outlives_its_names(p: BrickProfiler) -> None:
+    """The stack alone holds it: other handles with work push it out of the cache."""
+    p.brick("Kept", elements=3, bytes=5).mark()
+    for number in range(5000):
+        p.brick("Other", elements=number, bytes=number)
+    gc.collect()
+    p.advance(4)
+    p.mark()
+    stats = p.brick_stats("Kept")
+    assert (stats.total_elements, stats.total_bytes, stats.total_ns) == (3, 5, 4)
+
+
+def test_reset_forgets_a_marked_handle(p: BrickProfiler) -> None:
+    handle = p.brick("Kept", elements=3)
+    before = sys.getrefcount(handle)
+    handle.mark()
+    p.reset()
+    assert sys.getrefcount(handle) <= before
+
+
+def test_start_and_stop_of_a_handle_are_a_block(p: BrickProfiler) -> None:
+    outer, inner = p.brick("Outer", elements=2), p.brick("Inner")
+    outer.start()
+    p.advance(5)
+    with inner:
+        p.advance(7)
+    outer.stop()
+    outer.start()
+    inner.start()
+    outer.stop()  # out of order
+    inner.stop()
+    stats = p.brick_stats("Outer")
+    assert (stats.count, stats.total_ns, stats.exclusive_ns) == (2, 12, 5)
+    assert (stats.total_elements, stats.out_of_order) == (4, 1)
+    assert p.brick_stats("Inner").out_of_order == 1
 
 
 def test_leaving_what_encloses_a_mark_ends_it(p: BrickProfiler) -> None:
