@@ -8,12 +8,17 @@
     │   ├── TimerError            a timer stopped twice, or by a profiler that did not start it
     │   ├── GraphError            unbalanced scopes, cycles, unknown nodes
     │   ├── BudgetError           a budget file that cannot be understood
-    │   └── DeviceError           a device or clock that is unknown or absent here
+    │   ├── DeviceError           a device or clock that is unknown or absent here
+    │   ├── SymbolicError         a launch shape: a variable missing or out of range, overflow
+    │   ├── KernelError           a kernel whose declaration contradicts itself
+    │   └── LaunchError           arguments that do not fit the kernel
     ├── RunError                  a run that cannot be written or read
     │   ├── RunExists             the path is taken and overwriting was not asked for
     │   ├── NotARun               the path holds something else, or nothing
     │   ├── RunDamaged            truncated or inconsistent contents
     │   └── RunVersion            written by a newer brickline
+    ├── CompileError              the compiler refused a source; its words are in the message
+    ├── CacheError                a cache directory that cannot be trusted or used
     ├── ProcessError              a process that is gone, not ours, or records nothing
     └── InternalError             a bug in brickline; never a subclass of UsageError
 
@@ -50,6 +55,18 @@ class DeviceError(UsageError):
     """A device or its clock is unknown, or absent on this machine."""
 
 
+class SymbolicError(UsageError, ValueError):
+    """An expression or a variable of a launch shape is missing, out of range or overflows."""
+
+
+class KernelError(UsageError, ValueError):
+    """The declaration of a kernel contradicts itself."""
+
+
+class LaunchError(UsageError):
+    """The arguments of a launch do not fit its kernel or its device."""
+
+
 class RunError(BricklineError):
     """A run cannot be written or read."""
 
@@ -68,6 +85,24 @@ class RunDamaged(RunError):  # noqa: N818
 
 class RunVersion(RunError):  # noqa: N818
     """The run was written by a newer brickline."""
+
+
+class CompileError(BricklineError):
+    """The compiler refused a source.
+
+    Attributes:
+        log: What the compiler said.
+        command: How it was called.
+    """
+
+    def __init__(self, message: str, *, log: str = "", command: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        self.command = command
+
+
+class CacheError(BricklineError):
+    """A cache directory cannot be trusted or used."""
 
 
 class ProcessError(BricklineError):
