@@ -88,17 +88,15 @@ class RunVersion(RunError):  # noqa: N818
 
 
 class CompileError(BricklineError):
-    """The compiler refused a source.
+    """The compiler refused a source: `log` holds its words, `command` how it was called."""
 
-    Attributes:
-        log: What the compiler said.
-        command: How it was called.
-    """
-
-    def __init__(self, message: str, *, log: str = "", command: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, log: str = "", command: str = "") -> None:
+        super().__init__(message, log, command)
         self.log = log
         self.command = command
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class CacheError(BricklineError):

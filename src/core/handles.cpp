@@ -11,7 +11,7 @@ namespace {
 
 // Whether the innermost brick is this one, entered before its step was left out.
 inline bool is_open_block(const Lane* lane, uint32_t slot) {
-    if (!lane->depth) return false;
+    if (lane->depth == lane->counting_depth || !lane->depth) return false;
     const OpenEntry& entry = lane->stack[lane->depth - 1];
     return entry.slot == slot && entry.kind == OpenKind::Block;
 }
@@ -284,8 +284,12 @@ PyObject* handle_mark(PyObject* self, PyObject*) {
     HandleObject* handle = as_handle(self);
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) Py_RETURN_NONE;
-    const uint64_t now = ticks_now(profiler);
     Lane* lane = lane_of_thread(profiler);
+    if (lane && lane->only_counts && lane->depth == lane->counting_depth) {
+        count_entry(lane, handle);
+        Py_RETURN_NONE;
+    }
+    const uint64_t now = ticks_now(profiler);
     if (lane && lane->depth && handle->is_plain && profiler->mode == Mode::Host) [[likely]] {
         OpenEntry& entry = lane->stack[lane->depth - 1];
         const bool is_mark = (entry.word ^ open_word(0, OpenKind::Mark)) >> 32 == 0;

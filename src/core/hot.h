@@ -278,6 +278,7 @@ inline uint64_t place_word(const Lane* lane, uint32_t depth, uint8_t elements_hi
 }
 // An entry of a step that sampling leaves out: counted, not timed.
 inline void count_entry(Lane* lane, const HandleObject* handle) {
+    if (lane->count(handle->slot, handle_elements(handle))) [[likely]] return;
     const uint32_t depth = lane->depth < MAX_DEPTH ? lane->depth : MAX_DEPTH - 1;
     lane->append_words(0, 0, elements_word(handle->slot, handle->elements_low),
                        place_word(lane, depth, handle->elements_high, RECORD_UNTIMED));

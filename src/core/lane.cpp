@@ -6,9 +6,6 @@
 namespace brickline {
 namespace {
 
-// 16384 records cover some eighty decode steps of 200 bricks. Nodes leave the caches between two
-// folds, so the more samples each one brings, the less a sample costs.
-constexpr uint32_t RING_RECORDS = 16384;
 constexpr uint64_t JOURNAL_BYTES = 256 * 1024;
 constexpr uint64_t FIRST_EXTENT_BYTES = 32 * 1024;
 constexpr uint64_t LARGEST_EXTENT_BYTES = 1024 * 1024;
@@ -17,7 +14,7 @@ constexpr uint64_t LARGEST_EXTENT_BYTES = 1024 * 1024;
 
 Lane::Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdentity& identity,
            uint32_t recent_records)
-    : m_ring_records(RING_RECORDS), m_spool(spool), m_source(source) {
+    : m_spool(spool), m_source(source) {
     if (recent_records) {
         const Extent recent = spool.add_extent(ExtentKind::Recent, id, 0,
                                                uint64_t(recent_records) * sizeof(BrickRecord));
@@ -111,6 +108,21 @@ LaneStore::Placed<Node> Lane::new_node() {
 
 LaneStore::Placed<uint64_t> Lane::new_chunk() {
     return take<uint64_t>(ExtentKind::Bins, m_bins_extent, m_bins_ordinal, HIST_CHUNK_BINS * 8);
+}
+
+CountRow* Lane::add_counter(uint32_t slot, uint64_t elements) {
+    std::vector<CountRow*>& counters = m_phase_counters[step->phase];
+    CountRow* row =
+        take<CountRow>(ExtentKind::Count, m_count_extent, m_count_ordinal, sizeof(CountRow)).at;
+    if (!row) return nullptr;
+    if (slot >= counters.size()) counters.resize(slot + 1);
+    counters[slot] = row;
+    use_counters(step->phase);
+    // Readers pass over a row that counts nothing yet.
+    row->slot = slot;
+    row->phase = step->phase;
+    row->elements = elements;
+    return row;
 }
 
 LaneStore::Placed<TileCell> Lane::new_cell() {

@@ -67,16 +67,21 @@ struct LaneIdentity {
 
 class Lane final : public LaneStore {
   public:
+    // 16384 records cover some eighty decode steps of 200 bricks. Nodes leave the caches between two
+    // folds, so the more samples each one brings, the less a sample costs.
+    static constexpr uint32_t RING_RECORDS = 16384;
+    static constexpr uint8_t UNKNOWN_DEPTH = 255;
+
     Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdentity& identity,
          uint32_t recent_records);
 
     // Appends a finished entry; folds first when the ring is full.
     void append(const BrickRecord& record, const WorkRecord* work) {
-        if (m_head + 2 - m_tail > m_ring_records) [[unlikely]] {
+        if (m_head + 2 - m_tail > RING_RECORDS) [[unlikely]] {
             fold();
         }
-        m_ring[m_head & (m_ring_records - 1)] = record;
-        if (work) std::memcpy(&m_ring[(m_head + 1) & (m_ring_records - 1)], work, sizeof *work);
+        m_ring[m_head & (RING_RECORDS - 1)] = record;
+        if (work) std::memcpy(&m_ring[(m_head + 1) & (RING_RECORDS - 1)], work, sizeof *work);
         m_head += work ? 2 : 1;
         std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
     }
@@ -84,16 +89,25 @@ class Lane final : public LaneStore {
     // The same without work, built in place: four stores of a word each. Assembling a BrickRecord byte
     // by byte and copying it would stall on store forwarding.
     void append_words(uint64_t start, uint64_t end, uint64_t slot_and_elements, uint64_t rest) {
-        if (m_head + 2 - m_tail > m_ring_records) [[unlikely]] {
+        if (m_head + 2 - m_tail > RING_RECORDS) [[unlikely]] {
             fold();
         }
-        uint64_t* words = reinterpret_cast<uint64_t*>(&m_ring[m_head & (m_ring_records - 1)]);
+        uint64_t* words = reinterpret_cast<uint64_t*>(&m_ring[m_head & (RING_RECORDS - 1)]);
         words[0] = start;
         words[1] = end;
         words[2] = slot_and_elements;
         words[3] = rest;
         m_head += 1;
         std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
+    }
+
+    // Counts an entry that is not timed; false where it must go through the ring.
+    bool count(uint32_t slot, uint64_t elements) {
+        CountRow* row = slot < m_counter_count ? m_counters[slot] : nullptr;
+        if (!row) [[unlikely]] row = add_counter(slot, elements);
+        if (!row || row->elements != elements) [[unlikely]] return false;
+        std::atomic_ref<uint64_t>(row->count).store(row->count + 1, std::memory_order_relaxed);
+        return true;
     }
 
     // Everything open is forgotten: finished inner entries have no outer one any more.
@@ -111,6 +125,8 @@ class Lane final : public LaneStore {
         step = state;
         place = state->place;
         only_counts = state->only_counts;
+        counting_depth = UNKNOWN_DEPTH;
+        if (only_counts) use_counters(state->phase);
     }
 
     // What every measurement touches, in one cache line.
@@ -119,8 +135,13 @@ class Lane final : public LaneStore {
     uint64_t place = 0;       // copies of step->place and step->only_counts
     bool only_counts = false;
 
+    // The depth inside the step that began last: at this depth no brick of an earlier step is open.
+    // UNKNOWN_DEPTH where the step is another thread's.
+    uint8_t counting_depth = UNKNOWN_DEPTH;
+
   private:
-    uint32_t m_ring_records;
+    uint32_t m_counter_count = 0;
+    CountRow** m_counters = nullptr;  // of the step's phase, by slot
     uint64_t m_head = 0;
     uint64_t m_tail = 0;
     BrickRecord* m_ring;
@@ -137,6 +158,11 @@ class Lane final : public LaneStore {
     Placed<Node> new_node() override;
     Placed<uint64_t> new_chunk() override;
     Placed<TileCell> new_cell() override;
+    CountRow* add_counter(uint32_t slot, uint64_t elements);
+    void use_counters(uint8_t phase) {
+        m_counters = m_phase_counters[phase].data();
+        m_counter_count = uint32_t(m_phase_counters[phase].size());
+    }
     template <class T>
     Placed<T> take(ExtentKind kind, Extent& extent, uint32_t& ordinal, uint64_t bytes);
 
@@ -146,8 +172,9 @@ class Lane final : public LaneStore {
     uint64_t m_header_offset;
     FoldObserver* m_observer = nullptr;
     BrickRecord* m_recent = nullptr;
-    Extent m_node_extent, m_bins_extent, m_cell_extent;
-    uint32_t m_node_ordinal = 0, m_bins_ordinal = 0, m_cell_ordinal = 0;
+    std::vector<CountRow*> m_phase_counters[MAX_PHASES];
+    Extent m_node_extent, m_bins_extent, m_cell_extent, m_count_extent;
+    uint32_t m_node_ordinal = 0, m_bins_ordinal = 0, m_cell_ordinal = 0, m_count_ordinal = 0;
     std::atomic<bool> m_out_of_space{false};
 };
 

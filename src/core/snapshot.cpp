@@ -142,7 +142,7 @@ struct RawLane {
     uint64_t header_offset;
     std::vector<BrickRecord> ring;
     std::vector<uint8_t> journal;
-    std::vector<Piece> nodes, bins, cells;
+    std::vector<Piece> nodes, bins, cells, counts;
     std::vector<BrickRecord> recent;
 };
 
@@ -161,6 +161,25 @@ class LaneCopy final : public LaneStore {
         }
         for (Piece& piece : raw.cells) add_cells(piece, slots);
         drop_bad_chunks();
+    }
+
+    // Entries that were counted beside the ring.
+    void add_counts(uint32_t slots) {
+        for (const Piece& piece : m_raw.counts) {
+            for (uint64_t i = 0; i + sizeof(CountRow) <= piece.bytes.size(); i += sizeof(CountRow)) {
+                CountRow row;
+                std::memcpy(&row, piece.bytes.data() + i, sizeof row);
+                if (row.count == 0) continue;
+                if (row.slot >= slots || row.phase >= MAX_PHASES || row.elements > MAX_ELEMENTS ||
+                    row.count > (~0ull >> 1) / std::max<uint64_t>(row.elements, 1)) {
+                    m_damaged = true;
+                    continue;
+                }
+                Node& counted = *node(row.slot, row.phase)->at;
+                counted.count += row.count;
+                counted.elements += row.count * row.elements;
+            }
+        }
     }
 
     bool is_damaged() const { return m_damaged; }
@@ -295,6 +314,7 @@ bool copy_lane(const File& file, ExtentList& extents, const ExtentEntry& lane, R
             case ExtentKind::Node: raw.nodes.push_back(read_piece(file, extent)); break;
             case ExtentKind::Bins: raw.bins.push_back(read_piece(file, extent)); break;
             case ExtentKind::Cell: raw.cells.push_back(read_piece(file, extent)); break;
+            case ExtentKind::Count: raw.counts.push_back(read_piece(file, extent)); break;
             case ExtentKind::Recent: raw.recent = read_recent(file, extent, raw.header); break;
             default: break;
         }
@@ -491,6 +511,7 @@ Snapshot read_spool(const std::string& path) {
             if (head != raw.header.head) snapshot.problems.push_back("damaged records in a lane's ring");
             fold_records(raw.header, raw.ring.data(), copy, head, scale, nullptr, 0, nullptr);
         }
+        copy.add_counts(slots);
         if (copy.is_damaged()) snapshot.problems.push_back("damaged statistics in a lane");
         collect(snapshot, copy, raw, slots, scale);
         snapshot.lanes.push_back(raw.header);

@@ -90,6 +90,7 @@ bool begin(StepObject* step) {
     entry.word = open_word(state.phase_slots[step->phase], OpenKind::Step);
     entry.owner = nullptr;
     entry.start_event = 0;
+    lane->counting_depth = uint8_t(lane->depth);
     entry.start = ticks_now(profiler);
     return true;
 }

@@ -196,6 +196,14 @@ struct Specimens {
     std::string cut_off = g_scratch.path("cut-off");   // the same, killed inside a fold
 };
 
+void count_untimed(Lane& lane) {
+    lane.own_step.set(3, 1);
+    lane.own_step.only_counts = true;
+    lane.set_step(&lane.own_step);
+    for (uint32_t n = 0; n < 40; ++n) check(lane.count(n % BRICKS, 7), "counted in place");
+    check(!lane.count(0, 8), "other elements go through the ring");
+}
+
 Specimens make_specimens() {
     Specimens made;
     Random random(7);
@@ -215,9 +223,28 @@ Specimens make_specimens() {
         lanes[0]->set_observer(round ? &copy : nullptr);
         lanes[0]->fold();
         if (round == 0) lanes[1]->fold();
+        if (round == 0) count_untimed(*lanes[0]);
     }
     recorder.abandon();
     return made;
+}
+
+void test_counts() {
+    const TickSource source(ClockKind::Manual);
+    const std::string path = g_scratch.fresh();
+    Recorder recorder({path}, source, slots(BRICKS));
+    Lane* lane = recorder.acquire_lane({});
+    lane->append(nth_record(0), nullptr);
+    count_untimed(*lane);
+    count_untimed(*lane);
+    lane->fold();
+    recorder.abandon();
+    const Snapshot snapshot = read_spool(path);
+    check_equal(total_count(snapshot), 81u, "entries beside the ring");
+    uint64_t elements = 0;
+    for (const Node& node : snapshot.nodes) elements += node.phase == 3 ? node.elements : 0;
+    check_equal(elements, 80u * 7, "their elements");
+    check_equal(snapshot.problems.size(), 0u, "sound");
 }
 
 struct Place {
@@ -454,6 +481,7 @@ void test_damage() {
     test_lanes_of_one_number();
     test_colliding_cells();
     test_impossible_sums();
+    test_counts();
 }
 
 }  // namespace

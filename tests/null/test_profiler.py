@@ -847,6 +847,42 @@ def test_sampling_by_steps_counts_all_and_times_some(make: Make) -> None:
     assert p.profile().coverage == pytest.approx(4000 / 4400)
 
 
+def test_left_out_steps_count_what_is_declared_in_every_phase(make: Make) -> None:
+    p = make(sampling=Sampling(steps=4))
+    plain, declared = p.brick("Plain", layer=1), p.brick("Declared", elements=5)
+    for number in range(16):
+        with p.step(tokens=1, phase="prefill" if number < 4 else "decode"):
+            plain.mark()
+            with declared:
+                pass
+            with p.brick("Declared", elements=number):  # other elements of the same brick
+                pass
+            plain.start()
+            plain.stop()
+    profile = p.profile()
+    rows = {(row.name, row.phase): row for row in profile.brick_phases}
+    assert (rows["Plain", "prefill"].count, rows["Plain", "prefill"].timed) == (8, 2)
+    assert (rows["Plain", "decode"].count, rows["Plain", "decode"].timed) == (24, 6)
+    both = p.brick_stats("Declared")
+    assert (both.count, both.timed) == (32, 8)
+    assert both.total_elements == 16 * 5 + sum(range(16))
+
+
+def test_a_brick_around_a_left_out_step_is_timed(make: Make) -> None:
+    p = make(sampling=Sampling(steps=2))
+    with p.step(tokens=1):
+        p.mark("Marked")
+        p.advance(1)
+        with p.brick("Outer"):
+            p.advance(2)
+            with p.step(tokens=1), p.brick("Inner"):
+                p.advance(3)
+    outer, marked = p.brick_stats("Outer"), p.brick_stats("Marked")
+    assert (outer.count, outer.timed, outer.total_ns) == (1, 1, 5)
+    assert (marked.timed, marked.total_ns) == (1, 6)
+    assert (p.brick_stats("Inner").count, p.brick_stats("Inner").timed) == (1, 0)
+
+
 def test_sampling_by_layers_counts_all_and_times_some(make: Make) -> None:
     p = make(sampling=Sampling(layers=2))
     decode(p, 3)

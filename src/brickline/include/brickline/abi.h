@@ -15,6 +15,7 @@
 //     BINS   [u64 × 128 × n]   histogram chunks of eight octaves, named by Node::chunk
 //     CELL   [TileCell × n]    statistics per tile row and column
 //     RECENT [BrickRecord × n] the timeline of the last steps, where one was asked for
+//     COUNT  [CountRow × n]    entries of steps that sampling leaves out; `count` grows in place
 //
 // What is finished is what stands in the ring. Worked example: `with brick:` around 10 µs appends
 //     {start=1000, end=26000, slot=3, elements=1, depth=1, phase=2, flags=0, step=7}
@@ -46,7 +47,7 @@ enum class ClockKind : uint32_t { Monotonic = 0, Tsc = 1, Cntvct = 2, Manual = 3
 enum class ClockDomain : uint32_t { Host = 0, Cuda = 1, Manual = 2 };
 
 enum class ExtentKind : uint32_t {
-    Lane = 1, Node = 2, Bins = 3, Cell = 4, Recent = 5,
+    Lane = 1, Node = 2, Bins = 3, Cell = 4, Recent = 5, Count = 6,
     // tables
     String = 16, Slot = 17, Trace = 18, Operand = 19, Fingerprint = 20,
     GraphNode = 21, GraphEdge = 22, GraphDetail = 23, GraphString = 24, Fact = 25,
@@ -177,6 +178,16 @@ struct TileCell {
     uint64_t batch;
 };
 static_assert(sizeof(TileCell) == 64);
+
+// Entries of one brick and phase that were counted and not timed; a reader adds them to its node.
+struct CountRow {
+    uint32_t slot;
+    uint32_t phase;
+    uint64_t elements;         // of each entry
+    uint64_t count;
+    uint64_t reserved;
+};
+static_assert(sizeof(CountRow) == 32);
 
 struct LaneHeader {
     uint32_t lane;
