@@ -1,5 +1,5 @@
-// CUDA's driver as an EventDriver, reached by dlopen, so that the module builds and loads without
-// CUDA. Creates and destroys events alone; contexts, streams and memory belong to others.
+// CUDA's driver as an EventDriver. Creates and destroys events alone; contexts, streams and memory
+// belong to others.
 #pragma once
 
 #include <memory>
