@@ -1,0 +1,521 @@
+"""KernelStore: compiled code on disk, shared by all processes of one user.
+
+It knows keys and bytes, nothing of kernels, compilers or devices. A key is 64 lower-case
+hexadecimal digits, and whatever is stored under one key is interchangeable: a lost entry costs
+time and nothing else. Exactly one producer of an entry, whoever asks at the same time::
+
+    entry = store.get(key)
+    if entry is None:
+        with store.locked(key):
+            entry = store.get(key)  # another process may have been first
+            if entry is None:
+                facts, blobs = produce()
+                store.put(key, facts, blobs)
+
+The directory::
+
+    VERSION                          "brickline-kernels 1"
+    entries/ab/ab12….blk             an entry, see `kernel_entries`; modified when it was last used
+    entries/ab/.ab12….blk.XXXX.tmp   an entry that is being written
+    locks/ab/ab12….lock              exists while somebody produces the entry
+    aside/TIME-ab12….blk             damaged entries, the latest 16
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+import warnings
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from brickline.errors import CacheError, UsageError
+from brickline.kernel_entries import (
+    KEY,
+    MAX_ENTRY_BYTES,
+    Damaged,
+    Entry,
+    Facts,
+    check_key,
+    encode_entry,
+    open_entry,
+    read_entry,
+    read_header,
+    verify_entry,
+)
+from brickline.key_locks import KeyLock
+from brickline.private_directory import listing, make_directory, publish, trusted_directory
+
+MAX_BYTES = 1 << 30
+"""The default bound of a store."""
+MAX_ASIDE = 16
+"""Damaged entries that are kept to be looked at."""
+LOCK_TIMEOUT_S = 600.0
+"""Longer than a compilation. A holder that dies releases at once, so only a stopped one lasts."""
+
+_VERSION = b"brickline-kernels 1\n"
+_TOUCH_S = 60.0
+_ABANDONED_S = 3600.0
+_TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.blk\.[0-9a-f]{16}\.tmp")
+
+
+@dataclass(frozen=True)
+class EntryInfo:
+    """What the header of an entry says, unverified."""
+
+    key: str
+    bytes: int
+    """The size of the whole file."""
+    created: float
+    """Seconds since the epoch."""
+    used: float
+    """Seconds since the epoch, at most a minute behind."""
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that is not the entry it should be."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"expected a sound entry, found {self.reason} - at {self.path}"
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a cleaning has removed."""
+
+    entries: int = 0
+    bytes: int = 0
+    """Includes damaged and abandoned files, which are no entries."""
+
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(self.entries + other.entries, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the directory holds."""
+
+    directory: Path
+    entries: int
+    bytes: int
+    max_bytes: int
+    aside: int
+    """Damaged entries that were set aside."""
+
+
+def default_directory() -> Path:
+    """Return `$BRICKLINE_CACHE`, else `brickline/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        CacheError: if none of them is set and the user has no home.
+    """
+    chosen = os.environ.get("BRICKLINE_CACHE", "")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise CacheError(
+            f"expected a home directory for the kernel cache, found none ({error}); "
+            "set BRICKLINE_CACHE to an absolute path"
+        ) from None
+    return cache / "brickline" / "kernels"
+
+
+class KernelStore:
+    """Entries by key: written whole or not at all, verified when read, bounded in size.
+
+    Any number of threads and processes may use one directory, and a store survives fork.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
+        """Open a store, and make its directory where it is missing.
+
+        Args:
+            directory: Default `default_directory()`, so that all programs of a user share it.
+            max_bytes: Least recently used entries beyond this are removed. Default 1 GiB, some ten
+                thousand kernels. A process looks at what others have added after each sixteenth
+                of the bound that it has added itself, so each may exceed the bound by that.
+
+        Raises:
+            CacheError: if the directory cannot be made or read, is another user's, can be written
+                to by others, or holds something else.
+        """
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+            raise UsageError(f"expected max_bytes as a whole number above 0, got {max_bytes!r}")
+        self.directory = trusted_directory(default_directory() if directory is None else directory)
+        self.max_bytes = max_bytes
+        self._entries = f"{self.directory}/entries"
+        self._locks = f"{self.directory}/locks"
+        self._aside = f"{self.directory}/aside"
+        self._room_until_scan = 0
+        self._noted: dict[Hashable, object] = {}
+        self._check_version()
+
+    def __repr__(self) -> str:
+        return f"KernelStore({str(self.directory)!r}, max_bytes={self.max_bytes})"
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry, or None where there is none that is whole and the user's own.
+
+        A damaged or foreign file is set aside with a RuntimeWarning, once per key.
+        """
+        path = self._entry_path(key)
+        try:
+            descriptor = open_entry(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                self._set_aside(key, path, "a link or a socket", None)
+            else:
+                self._note_unreadable(key, path, error)
+            return None
+        try:
+            found = os.fstat(descriptor)
+            entry = read_entry(descriptor, found, key)
+            _touch(descriptor, found)
+            return entry
+        except Damaged as damage:
+            self._set_aside(key, path, str(damage), found)
+        except OSError as error:
+            self._note_unreadable(key, path, error)
+        finally:
+            os.close(descriptor)
+        return None
+
+    def put(self, key: str, facts: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bool:
+        """Store an entry, in the place of any other with this key.
+
+        Args:
+            key: 64 lower-case hexadecimal digits.
+            facts: Whatever JSON gives back unchanged.
+            blobs: Bytes by name.
+
+        Returns:
+            Whether it is stored. False, with one RuntimeWarning for each cause, where the disk is
+            full or read-only, or the entry larger than the bound: go on without.
+
+        Raises:
+            UsageError: if the key, the facts or the blobs are not as above.
+        """
+        path = self._entry_path(key)
+        data = encode_entry(key, facts, blobs)
+        limit = min(self.max_bytes, MAX_ENTRY_BYTES)
+        if len(data) > limit:
+            self._note(
+                "size",
+                f"expected an entry of at most {limit} bytes, got {len(data)} - for {path}; it is "
+                f"not stored; max_bytes is {self.max_bytes}, and no entry may exceed "
+                f"{MAX_ENTRY_BYTES}",
+            )
+            return False
+        try:
+            publish(path, data)
+        except OSError as error:
+            self._note(
+                ("put", error.errno),
+                f"cannot store {path}: {error.strerror}; going on without; free some space or mend "
+                "its permissions, or choose another directory with BRICKLINE_CACHE",
+            )
+            return False
+        self._make_room(key, len(data))
+        return True
+
+    @contextmanager
+    def locked(self, key: str, timeout: float = LOCK_TIMEOUT_S) -> Iterator[bool]:
+        """Keep every other thread and process from this key's lock; they wait.
+
+        A holder that dies releases the lock. A child forked inside the block does not hold it.
+
+        Args:
+            key: 64 lower-case hexadecimal digits.
+            timeout: Seconds to wait for another holder. Default `LOCK_TIMEOUT_S`.
+
+        Yields:
+            Whether the lock is held. False where the directory cannot be written to, or where the
+            time is up (with one RuntimeWarning per key, unless the timeout is 0): go on without
+            it, at the price of doing the work twice.
+
+        Raises:
+            UsageError: if this thread holds the lock already.
+        """
+        check_key(key)
+        lock = KeyLock(f"{self._locks}/{key[:2]}/{key}.lock")
+        if lock.is_held_here:
+            raise UsageError(
+                f"expected a lock that this thread does not hold, got it twice - at {lock.path}; "
+                "what produces an entry must not ask for the same entry"
+            )
+        try:
+            held = lock.acquire(timeout)
+        except OSError:
+            held = False
+        else:
+            if not held and timeout > 0:
+                self._note(
+                    ("lock", key),
+                    f"expected a free lock within {timeout:g} s, found it held - at {lock.path}; "
+                    f"going on without it; `fuser {lock.path}` names the process",
+                )
+        try:
+            yield held
+        finally:
+            lock.release()
+
+    def entries(self) -> Iterator[EntryInfo]:
+        """Yield what the header of each entry says, by key; blobs are not read.
+
+        An entry whose header is damaged is left out; `verify` reports it.
+        """
+        for file in self._files():
+            try:
+                header, found = read_header(file.path, file.key)
+            except (Damaged, OSError):
+                continue
+            yield EntryInfo(file.key, found.st_size, header.created, found.st_mtime, header.facts)
+
+    def verify(self) -> list[Problem]:
+        """Read everything and return what is damaged or foreign; nothing is changed.
+
+        `get` sets a damaged entry aside when it meets it, and `clear` removes it.
+        """
+        problems = []
+        for shard, item in self._items():
+            if _TEMPORARY.fullmatch(item.name):
+                continue
+            try:
+                key = _key_of(shard, item.name, ".blk")
+                if key is None:
+                    raise Damaged("a name that no entry has")
+                verify_entry(item.path, key)
+            except FileNotFoundError:
+                continue
+            except Damaged as damage:
+                problems.append(Problem(Path(item.path), str(damage)))
+            except OSError as error:
+                reason = f"something that cannot be read ({error.strerror})"
+                problems.append(Problem(Path(item.path), reason))
+        return problems
+
+    def gc(self, max_bytes: int | None = None, older_than: float | None = None) -> Removed:
+        """Remove least recently used entries, and what killed processes have left behind.
+
+        Args:
+            max_bytes: Bytes that may remain. Default the store's bound.
+            older_than: Also remove what was not used for so many seconds. Default None: age alone
+                makes no entry wrong.
+
+        Raises:
+            CacheError: if a file cannot be removed.
+        """
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        for name, value in (("max_bytes", limit), ("older_than", older_than)):
+            if value is not None and not value >= 0:
+                raise UsageError(f"expected {name} of at least 0, got {value!r}")
+        removed, _ = self._shrink(limit, older_than=older_than)
+        self._sweep_locks()
+        return removed
+
+    def clear(self) -> Removed:
+        """Remove every entry, and what was set aside.
+
+        Other processes may read and write meanwhile: a reader gets a whole entry or none, and what
+        a writer publishes later stays.
+
+        Raises:
+            CacheError: if a file cannot be removed.
+        """
+        removed, _ = self._shrink(-1)
+        for item in self._items_aside():
+            with suppress(FileNotFoundError):
+                size = item.stat(follow_symlinks=False).st_size
+                removed += _remove(item.path, Removed(bytes=size))
+        self._sweep_locks()
+        return removed
+
+    def statistics(self) -> Statistics:
+        """Return what the directory holds now."""
+        sizes = [file.bytes for file in self._files()]
+        aside = len(self._items_aside())
+        return Statistics(self.directory, len(sizes), sum(sizes), self.max_bytes, aside)
+
+    def _entry_path(self, key: str) -> str:
+        check_key(key)
+        return f"{self._entries}/{key[:2]}/{key}.blk"
+
+    def _check_version(self) -> None:
+        path = f"{self.directory}/VERSION"
+        try:
+            with open(path, "rb") as file:
+                found = file.read(64)
+        except FileNotFoundError:
+            found = b""
+        except OSError as error:
+            raise CacheError(
+                f"cannot read {path}: {error.strerror}; mend its permissions, or choose another "
+                "directory with BRICKLINE_CACHE"
+            ) from error
+        if not found.strip(b"\0"):  # a power cut may leave nothing, or zeros
+            with suppress(OSError):  # a directory that is read-only or full does without
+                publish(path, _VERSION)
+        elif found != _VERSION:
+            raise CacheError(
+                f"expected {_VERSION.decode().strip()!r}, found "
+                f"{found.decode(errors='replace').strip()!r} - at {path}; another version or "
+                "another program owns it: choose another directory with BRICKLINE_CACHE"
+            )
+
+    def _note(self, about: Hashable, message: str) -> None:
+        """Warn once about a thing. One dictionary call decides, so threads need no lock."""
+        mine = object()
+        if self._noted.setdefault(about, mine) is mine:
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    def _note_unreadable(self, key: str, path: str, error: OSError) -> None:
+        self._note(key, f"cannot read {path}: {error.strerror}; it counts as missing")
+
+    def _set_aside(self, key: str, path: str, reason: str, found: os.stat_result | None) -> None:
+        """Move a damaged file out of the way; `found` is the one that was read, still open."""
+        target = f"{self._aside}/{time.time_ns():020}-{key}.blk"
+        try:
+            make_directory(self._aside)
+            os.rename(path, target)
+            if found is not None and not os.path.samestat(found, os.lstat(target)):
+                os.rename(target, path)  # a writer has just replaced the damaged one
+                return
+            outcome = f"it is now {target}"
+            for item in self._items_aside()[:-MAX_ASIDE]:
+                _remove(item.path, Removed())
+        except FileNotFoundError:
+            return  # another process has moved or removed it
+        except (OSError, CacheError) as error:
+            outcome = f"it cannot be set aside ({error})"
+        self._note(key, f"{Problem(Path(path), reason)}; {outcome}, and counts as missing")
+
+    def _make_room(self, key: str, added: int) -> None:
+        """Keep the bound. Threads may lose a subtraction here, which the next scan mends."""
+        self._room_until_scan -= added
+        if self._room_until_scan >= 0:
+            return
+        try:
+            _, total = self._shrink(self.max_bytes, keep=key)
+        except CacheError as error:
+            self._note("bound", f"the kernel cache exceeds its bound: {error}")
+        else:
+            self._room_until_scan = min(self.max_bytes - total, self.max_bytes // 16)
+
+    def _shrink(
+        self, max_bytes: int, *, older_than: float | None = None, keep: str | None = None
+    ) -> tuple[Removed, int]:
+        """Remove entries until the rest fits, least recently used first; return the bytes left."""
+        removed, files = Removed(), []
+        for shard, item in self._items():
+            if _TEMPORARY.fullmatch(item.name):
+                removed += _remove_abandoned(item)
+            elif file := _file_of(shard, item):
+                files.append(file)
+        total = sum(file.bytes for file in files)
+        oldest = float("-inf") if older_than is None else time.time() - older_than
+        for file in sorted(files, key=lambda file: file.used):
+            if total <= max_bytes and file.used >= oldest:
+                break
+            if file.key != keep:
+                removed += _remove(file.path, Removed(1, file.bytes))
+                total -= file.bytes
+        return removed, total
+
+    def _sweep_locks(self) -> None:
+        """Remove the lock files that nobody holds: their holders were killed."""
+        for shard in listing(self._locks):
+            for item in listing(shard.path):
+                lock = KeyLock(item.path)
+                if _key_of(shard.name, item.name, ".lock") and not lock.is_held_here:
+                    with suppress(OSError):
+                        lock.acquire(0)
+                        lock.release()
+
+    def _files(self) -> Iterator[_File]:
+        for shard, item in self._items():
+            if file := _file_of(shard, item):
+                yield file
+
+    def _items(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        for shard in listing(self._entries):
+            if shard.is_dir(follow_symlinks=False):
+                for item in listing(shard.path):
+                    yield shard.name, item
+
+    def _items_aside(self) -> list[os.DirEntry[str]]:
+        """Return what lies aside, oldest first; a directory there is left alone."""
+        return [item for item in listing(self._aside) if not item.is_dir(follow_symlinks=False)]
+
+
+class _File(NamedTuple):
+    """A file with the name of an entry."""
+
+    key: str
+    path: str
+    bytes: int
+    used: float
+
+
+def _file_of(shard: str, item: os.DirEntry[str]) -> _File | None:
+    key = _key_of(shard, item.name, ".blk")
+    if key is None or item.is_dir(follow_symlinks=False):
+        return None
+    try:
+        found = item.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return _File(key, item.path, found.st_size, found.st_mtime)
+
+
+def _key_of(shard: str, name: str, suffix: str) -> str | None:
+    key = name.removesuffix(suffix)
+    return key if name == key + suffix and key[:2] == shard and KEY.fullmatch(key) else None
+
+
+def _touch(descriptor: int, found: os.stat_result) -> None:
+    """Note that an entry is used, at most once a minute, so that readers seldom write."""
+    if not 0 <= time.time() - found.st_mtime < _TOUCH_S:
+        with suppress(OSError):
+            os.utime(descriptor)
+
+
+def _remove(path: str, counted: Removed) -> Removed:
+    """Remove a file and return what it counts for: nothing where it is gone already."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return Removed()
+    except OSError as error:
+        raise CacheError(
+            f"cannot remove {path}: {error.strerror}; mend its directory's permissions, or remove "
+            "it yourself"
+        ) from error
+    return counted
+
+
+def _remove_abandoned(item: os.DirEntry[str]) -> Removed:
+    """Remove what a killed writer has left; one that runs needs less than an hour."""
+    try:
+        found = item.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return Removed()
+    if time.time() - found.st_mtime < _ABANDONED_S:
+        return Removed()
+    return _remove(item.path, Removed(bytes=found.st_size))
