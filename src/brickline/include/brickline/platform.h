@@ -1,0 +1,249 @@
+// platform.h: what differs between a host compiler and NVRTC, and the only place that asks which.
+//
+// Everything above it (elements.h, arithmetic.h, kernel.h) is one source. Both halves define the
+// same names; where a name makes sense on one side only, the other says so. Knows nothing of
+// blocks.
+//
+//   BRICKLINE            in front of a kernel function and of helpers in a kernel's source
+//   BRICKLINE_INLINE     in front of members and templates of these headers
+//   BRICKLINE_UNROLL     unroll the next loop of fixed length wholly
+//   BRICKLINE_IN_FLIGHT  unroll the next loop so that four rounds of loads are under way at once
+//   BRICKLINE_INDEPENDENT  no round of the next loop reads what another round writes
+
+#pragma once
+
+#ifdef __CUDACC__
+
+#ifdef __CUDACC_RTC__  // NVRTC has no <stdint.h>
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+typedef unsigned long long uintptr_t;
+#else
+#include <stdint.h>
+#endif
+
+#define BRICKLINE __device__ inline
+#define BRICKLINE_INLINE __device__ __forceinline__
+#define BRICKLINE_UNROLL _Pragma("unroll")
+#define BRICKLINE_IN_FLIGHT _Pragma("unroll 4")
+#define BRICKLINE_INDEPENDENT
+
+namespace brickline::platform {
+
+// Whether one thread executes all lanes of a block. If not, each lane is a thread of its own.
+inline constexpr bool ONE_THREAD = false;
+
+BRICKLINE_INLINE uint32_t bits_of(float value) { return __float_as_uint(value); }
+BRICKLINE_INLINE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+
+// Copies bytes between objects of different type; NVRTC turns it into register moves.
+template <class To, class From>
+BRICKLINE_INLINE void copy_bits(To& to, const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits have the same size");
+    memcpy(&to, &from, sizeof(To));
+}
+
+template <int BYTES> struct Word;  // the type of one access
+template <> struct Word<1> { using Type = unsigned char; };
+template <> struct Word<2> { using Type = unsigned short; };
+template <> struct Word<4> { using Type = unsigned int; };
+template <> struct Word<8> { using Type = uint2; };
+template <> struct Word<16> { using Type = uint4; };
+
+// T as the words in which it is read and written.
+template <class T>
+struct Words {
+    static constexpr int BYTES = sizeof(T) < 16 ? sizeof(T) : 16;
+    using Type = typename Word<BYTES>::Type;
+    Type word[sizeof(T) / BYTES];
+};
+
+// Reads and writes in accesses of 16 bytes, or one of 1, 2, 4 or 8, aligned to their size. What is
+// streamed is evicted first.
+template <class To>
+BRICKLINE_INLINE To load(const void* from) {
+    Words<To> words;
+    int k = 0;
+    BRICKLINE_UNROLL
+    for (auto& word : words.word) word = static_cast<const typename Words<To>::Type*>(from)[k++];
+    To to;
+    copy_bits(to, words);
+    return to;
+}
+template <class To>
+BRICKLINE_INLINE To load_streamed(const void* from) {
+    Words<To> words;
+    int k = 0;
+    BRICKLINE_UNROLL
+    for (auto& word : words.word)
+        word = __ldcs(static_cast<const typename Words<To>::Type*>(from) + k++);
+    To to;
+    copy_bits(to, words);
+    return to;
+}
+template <class From>
+BRICKLINE_INLINE void store(void* to, const From& from) {
+    Words<From> words;
+    copy_bits(words, from);
+    int k = 0;
+    BRICKLINE_UNROLL
+    for (auto& word : words.word) static_cast<typename Words<From>::Type*>(to)[k++] = word;
+}
+
+// Waits until `lanes` threads have reached the named barrier; memory written before is visible
+// after. Barrier 0 is the one of the whole CUDA block. Hardware counts whole warps.
+BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
+    if (barrier == 0) {
+        __syncthreads();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"((lanes + 31) / 32 * 32) : "memory");
+    }
+}
+BRICKLINE_INLINE void wait_in_group() { __syncwarp(); }
+
+// The value of the lane that is `distance` further on in a group; `present` has a bit per lane.
+template <class T>
+BRICKLINE_INLINE T from_lane_after(const T& value, uint32_t distance, uint32_t present) {
+    static_assert(sizeof(T) % 4 == 0, "a group exchanges words of 4 bytes");
+    struct { uint32_t word[sizeof(T) / 4]; } words;
+    copy_bits(words, value);
+    BRICKLINE_UNROLL
+    for (uint32_t& word : words.word) word = __shfl_down_sync(present, word, distance);
+    T result;
+    copy_bits(result, words);
+    return result;
+}
+template <class T>
+BRICKLINE_INLINE T from_first_lane(const T& value, uint32_t present) {
+    static_assert(sizeof(T) % 4 == 0, "a group exchanges words of 4 bytes");
+    struct { uint32_t word[sizeof(T) / 4]; } words;
+    copy_bits(words, value);
+    BRICKLINE_UNROLL
+    for (uint32_t& word : words.word) word = __shfl_sync(present, word, 0);
+    T result;
+    copy_bits(result, words);
+    return result;
+}
+
+// What 32 lanes take at a time. The lanes compute an inner product themselves; see simd.h.
+inline constexpr int ROUND_BYTES = 512;
+template <int ELEMENT_BYTES>
+BRICKLINE_INLINE void dot_rounds(const void*, const void*, int64_t, float*) {}
+
+BRICKLINE_INLINE void set_if_zero(uint32_t* word, uint32_t value) { atomicCAS(word, 0u, value); }
+template <class T>
+BRICKLINE_INLINE void atomic_add(T* to, T value) { atomicAdd(to, value); }
+BRICKLINE_INLINE void atomic_add(int64_t* to, int64_t value) {  // two's complement wraps alike
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+}
+
+BRICKLINE_INLINE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+BRICKLINE_INLINE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
+BRICKLINE_INLINE float sqrt(float x) { return __fsqrt_rn(x); }
+BRICKLINE_INLINE double sqrt(double x) { return __dsqrt_rn(x); }
+BRICKLINE_INLINE float fabs(float x) { return ::fabsf(x); }
+BRICKLINE_INLINE double fabs(double x) { return ::fabs(x); }
+BRICKLINE_INLINE float log(float x) { return ::logf(x); }
+BRICKLINE_INLINE double log(double x) { return ::log(x); }
+BRICKLINE_INLINE double exp(double x) { return ::exp(x); }
+BRICKLINE_INLINE float tanh(float x) { return ::tanhf(x); }
+BRICKLINE_INLINE double tanh(double x) { return ::tanh(x); }
+
+}  // namespace brickline::platform
+
+#else  // a host compiler: gcc, clang or zig
+
+#include <stdint.h>
+
+#include "brickline/simd.h"
+
+#define BRICKLINE static inline
+#define BRICKLINE_INLINE inline __attribute__((always_inline))
+#define BRICKLINE_UNROLL
+#define BRICKLINE_IN_FLIGHT
+#ifdef __clang__
+#define BRICKLINE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#pragma clang diagnostic ignored "-Wpass-failed"  // a loop that stays scalar is no mistake
+#else
+#define BRICKLINE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace brickline::platform {
+
+inline constexpr bool ONE_THREAD = true;
+
+template <class To, class From>
+BRICKLINE_INLINE void copy_bits(To& to, const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits have the same size");
+    __builtin_memcpy(&to, &from, sizeof(To));
+}
+BRICKLINE_INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    copy_bits(bits, value);
+    return bits;
+}
+BRICKLINE_INLINE float float_of(uint32_t bits) {
+    float value;
+    copy_bits(value, bits);
+    return value;
+}
+
+template <class To>
+BRICKLINE_INLINE To load(const void* from) {
+    constexpr int ALIGNED = sizeof(To) < 16 ? sizeof(To) : 16;
+    To to;
+    __builtin_memcpy(&to, __builtin_assume_aligned(from, ALIGNED), sizeof(To));
+    return to;
+}
+template <class To>
+BRICKLINE_INLINE To load_streamed(const void* from) { return load<To>(from); }
+template <class From>
+BRICKLINE_INLINE void store(void* to, const From& from) {
+    constexpr int ALIGNED = sizeof(From) < 16 ? sizeof(From) : 16;
+    __builtin_memcpy(__builtin_assume_aligned(to, ALIGNED), &from, sizeof(From));
+}
+
+// One thread has nobody to wait for, and no lane to ask.
+BRICKLINE_INLINE void wait_at(uint32_t, uint32_t) {}
+BRICKLINE_INLINE void wait_in_group() {}
+template <class T>
+BRICKLINE_INLINE T from_lane_after(const T& value, uint32_t, uint32_t) { return value; }
+template <class T>
+BRICKLINE_INLINE T from_first_lane(const T& value, uint32_t) { return value; }
+
+BRICKLINE_INLINE void set_if_zero(uint32_t* word, uint32_t value) {
+    uint32_t expected = 0;
+    __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+// Other threads may execute other blocks of the launch at the same time.
+template <class T>
+BRICKLINE_INLINE void atomic_add(T* to, T value) {
+    T before, after;
+    __atomic_load(to, &before, __ATOMIC_RELAXED);
+    do {
+        after = static_cast<T>(before + value);
+    } while (!__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+}
+
+BRICKLINE_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+BRICKLINE_INLINE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+BRICKLINE_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
+BRICKLINE_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
+BRICKLINE_INLINE float fabs(float x) { return __builtin_fabsf(x); }
+BRICKLINE_INLINE double fabs(double x) { return __builtin_fabs(x); }
+BRICKLINE_INLINE float log(float x) { return __builtin_logf(x); }
+BRICKLINE_INLINE double log(double x) { return __builtin_log(x); }
+BRICKLINE_INLINE double exp(double x) { return __builtin_exp(x); }
+BRICKLINE_INLINE float tanh(float x) { return __builtin_tanhf(x); }
+BRICKLINE_INLINE double tanh(double x) { return __builtin_tanh(x); }
+
+}  // namespace brickline::platform
+
+#endif

@@ -1,0 +1,169 @@
+"""The text that a compiler is given for a kernel: its source, and an entry that calls it.
+
+The entry is the only generated code. Lines of the user's source keep their numbers and carry the
+kernel's name as their file, so a compiler's message points at them. A single-source function
+stands in a namespace of its own, inside that of the headers: ``exp`` is brickline's on every
+device. It knows what the headers need of a compiler, and neither compilers nor devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+from brickline.dtypes import dtype_of
+from brickline.errors import KernelError
+from brickline.kernel import Kernel, Param, Scalar
+
+INCLUDE_DIRECTORY = Path(__file__).parent / "include"
+"""What a compiler searches for ``brickline/kernel.h``."""
+CPU_HEADERS = ("arithmetic", "elements", "entry_cpu", "kernel", "launch", "platform", "simd")
+CUDA_HEADERS = ("arithmetic", "elements", "entry_cuda", "kernel", "platform")
+CPU_FLAGS = ("-std=c++17", "-ffp-contract=off")
+"""What the meaning of a single-source kernel rests on; how much to optimise is the device's."""
+CUDA_FLAGS = ("--std=c++17", "-fmad=false")
+"""The same for NVRTC, whose divisions, roots and subnormals are IEEE's unless it is told."""
+
+
+def entry_point(kernel: Kernel) -> str:
+    """Return the symbol of the compiled code: unique per kernel, but for CUDA code its own."""
+    return kernel.entry if kernel.language == "cuda" else kernel.short
+
+
+def headers(kernel: Kernel, *, cuda: bool) -> list[Path]:
+    """Return the headers of brickline that its text includes, in a fixed order."""
+    names = {
+        ("block", False): CPU_HEADERS,
+        ("block", True): CUDA_HEADERS,
+        ("c", False): ("launch",),
+    }.get((kernel.language, cuda), ())
+    return [INCLUDE_DIRECTORY / "brickline" / f"{name}.h" for name in names]
+
+
+def cpu_source(kernel: Kernel) -> str:
+    """Return what the host compiler is given: C++17 for language "block", C11 for "c".
+
+    Raises:
+        KernelError: The kernel is CUDA code.
+    """
+    if kernel.language == "cuda":
+        raise KernelError(
+            f"expected a kernel that runs on a CPU, got CUDA code - at kernel {kernel.name}; write "
+            "it against Block, or launch it on a CUDA device"
+        )
+    return _plain_c_unit(kernel) if kernel.language == "c" else _cpu_unit(kernel)
+
+
+def cuda_source(kernel: Kernel) -> str:
+    """Return what NVRTC is given.
+
+    Raises:
+        KernelError: The kernel is plain C.
+    """
+    if kernel.language == "c":
+        raise KernelError(
+            f"expected a kernel that runs on CUDA, got plain C - at kernel {kernel.name}; write it "
+            "against Block, or launch it on the CPU"
+        )
+    return _user_text(kernel) if kernel.language == "cuda" else _cuda_unit(kernel)
+
+
+def _cpu_unit(kernel: Kernel) -> str:
+    return f"""\
+#include "brickline/entry_cpu.h"
+{_in_namespace(kernel)}
+namespace brickline {{
+
+// Flattened: what a kernel hands to Block is inlined, or its loops would not vectorise.
+extern "C" __attribute__((visibility("default"), flatten)) void
+{entry_point(kernel)}(const brickline_launch* launch) {{
+{_unpacked(kernel)}
+    for (uint64_t linear = launch->first; linear < launch->last; ++linear) {{
+        Block block(place_of(*launch, linear));
+        user::{kernel.entry}({_passed(kernel, "block")});
+    }}
+}}
+
+}}  // namespace brickline
+"""
+
+
+def _cuda_unit(kernel: Kernel) -> str:
+    parameters = [
+        f"{_type(argument)} argument{place}" for place, argument in enumerate(kernel.signature)
+    ]
+    return f"""\
+#include "brickline/entry_cuda.h"
+{_in_namespace(kernel)}
+namespace brickline {{
+
+extern "C" __global__ void {_launch_bounds(kernel)}
+{entry_point(kernel)}({", ".join([*parameters, "uint32_t* fault"])}) {{
+    __shared__ uint4 scratch[Place::SCRATCH_BYTES / sizeof(uint4)];
+    extern __shared__ uint4 shared[];
+    Block block(place_of_thread(scratch, shared, fault));
+    user::{kernel.entry}({_passed(kernel, "block")});
+}}
+
+}}  // namespace brickline
+"""
+
+
+def _plain_c_unit(kernel: Kernel) -> str:
+    return f"""\
+{_user_text(kernel)}
+#include "brickline/launch.h"
+
+__attribute__((visibility("default"))) void
+{entry_point(kernel)}(const brickline_launch* launch) {{
+{_unpacked(kernel)}
+    {kernel.entry}({_passed(kernel)});
+}}
+"""
+
+
+def _user_text(kernel: Kernel) -> str:
+    """The macros, the source with its own line numbers, and the end of both."""
+    undone = "".join(f"#undef {name}\n" for name in kernel.defines)
+    return (
+        f'{kernel.define_lines}#line 1 "{kernel.name}"\n{kernel.source}\n'
+        f'#line 1 "entry of {kernel.name}"\n{undone}'
+    )
+
+
+def _in_namespace(kernel: Kernel) -> str:
+    return f"namespace brickline::user {{\n{_user_text(kernel)}}}  // namespace brickline::user\n"
+
+
+def _type(argument: Param | Scalar, *, plain: bool = False) -> str:
+    dtype = dtype_of(argument.dtype)
+    kind = dtype.c_type if plain else dtype.block_type
+    if isinstance(argument, Scalar):
+        return kind
+    return f"{kind}*" if argument.access.writes else f"const {kind}*"
+
+
+def _unpacked(kernel: Kernel) -> str:
+    """One line per argument, which reads its value through the launch's pointer to it."""
+    plain = kernel.language == "c"
+    kinds = [_type(argument, plain=plain) for argument in kernel.signature]
+    return "\n".join(
+        f"    {kind} const argument{place} = *({kind} const*)launch->arguments[{place}];"
+        for place, kind in enumerate(kinds)
+    )
+
+
+def _passed(kernel: Kernel, *first: str) -> str:
+    return ", ".join(_arguments(first, len(kernel.signature)))
+
+
+def _arguments(first: Iterable[str], count: int) -> Iterable[str]:
+    yield from first
+    yield from (f"argument{place}" for place in range(count))
+
+
+def _launch_bounds(kernel: Kernel) -> str:
+    """Tell NVRTC the number of lanes where it is fixed, so that registers suffice for them."""
+    lanes = [size.value for size in kernel.local_size or ()]
+    return f"__launch_bounds__({prod(filter(None, lanes))})" if all(lanes) else ""
