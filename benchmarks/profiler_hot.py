@@ -1,8 +1,8 @@
 """Claims: what one brick costs in a hot loop, in units of one `time.perf_counter_ns()` call.
 
-`with` on a kept handle at most 1.3; `start_brick` and `stop_brick` at most 1.6, the lookup of the
-id included; `with profiler.brick(id, layer=)` inline at most 2; `with` while disabled at most 0.9;
-a name instead of an id at most 1.5 times the id.
+`with`, `start` and `stop`, or `mark` of a kept handle at most 1.3; `start_brick` and `stop_brick`
+at most 1.6, the lookup of the id included; `with profiler.brick(id, layer=)` inline at most 2;
+`with` while disabled at most 0.9; a name instead of an id at most 1.5 times the id.
 
 A ring is folded many times within one repeat, so folding is in these figures.
 """
@@ -35,6 +35,8 @@ class Target:
 
 TARGETS = (
     Target("with kept handle", CLOCK, 1.3),
+    Target("handle.start + handle.stop", CLOCK, 1.3),
+    Target("handle.mark", CLOCK, 1.3),
     Target(ID_FORM, CLOCK, 1.6),
     Target("with profiler.brick(id, layer=3)", CLOCK, 2.0),
     Target("disabled, with kept handle", CLOCK, 0.9),
@@ -63,6 +65,8 @@ def brickline_statements() -> list[Statement]:
     enabled, disabled = {"given": on, "bl": bl}, {"given": off, "bl": bl}
     forms = {
         "with kept handle": "with handle: pass",
+        "handle.start + handle.stop": "handle.start(); handle.stop()",
+        "handle.mark": "handle.mark()",
         ID_FORM: "t = profiler.start_brick(bl.BrickId.RMS_NORM); profiler.stop_brick(t, 1)",
         "start + stop by name": 't = profiler.start("RmsNorm"); profiler.stop(t, 1)',
         "with profiler.brick(id, layer=3)": (

@@ -1,7 +1,7 @@
 """brickline finds the kernel that went wrong and the brick that is slow.
 
-Names of the looking half are loaded when they are first used, so that a program that only records
-starts quickly.
+What a program that only records does not need is loaded when it is first used, so that such a
+program starts quickly.
 """
 
 from importlib import import_module
@@ -17,40 +17,63 @@ from brickline.tiles import TileLevel
 from brickline.traces import KernelTrace
 
 if TYPE_CHECKING:
+    from brickline.buffers import Buffer, as_buffer
+    from brickline.cache import CachedKernel, KernelCache
+    from brickline.device.base import open_device
+    from brickline.kernel import Kernel
+    from brickline.kernel_arguments import Access, Param, Scalar
     from brickline.profile import Profile
     from brickline.profile_rows import TileStats
     from brickline.stats import BrickBottleneck, BrickStats, CategoryStats
 
 __all__ = [
+    "Access",
     "BrickBottleneck",
     "BrickCategory",
     "BrickId",
     "BrickProfiler",
     "BrickStats",
     "BricklineError",
+    "Buffer",
+    "CachedKernel",
     "CategoryStats",
     "ExecutionGraph",
+    "Kernel",
+    "KernelCache",
     "KernelTrace",
+    "Param",
     "Profile",
     "Run",
     "Sampling",
+    "Scalar",
     "SyncMode",
     "TileLevel",
     "TileStats",
+    "as_buffer",
+    "open_device",
 ]
 
-_LOOKING_HALF = {
+_LATER = {
+    "Access": "brickline.kernel_arguments",
     "BrickBottleneck": "brickline.stats",
     "BrickStats": "brickline.stats",
+    "Buffer": "brickline.buffers",
+    "CachedKernel": "brickline.cache",
     "CategoryStats": "brickline.stats",
+    "Kernel": "brickline.kernel",
+    "KernelCache": "brickline.cache",
+    "Param": "brickline.kernel_arguments",
     "Profile": "brickline.profile",
+    "Scalar": "brickline.kernel_arguments",
     "TileStats": "brickline.profile_rows",
+    "as_buffer": "brickline.buffers",
+    "open_device": "brickline.device.base",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of the looking half."""
-    module = _LOOKING_HALF.get(name)
+    """Load a name that is not loaded yet."""
+    module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'brickline' has no attribute {name!r}")
     value = getattr(import_module(module), name)

@@ -3,7 +3,7 @@
 import builtins
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -221,3 +221,55 @@ class GraphStore:
 
 def graph_layout() -> dict[str, tuple[int, dict[str, int]]]: ...
 def fnv1a_64(bytes: bytes) -> int: ...
+
+class BufferCore:
+    address: int
+    nbytes: int
+    dtype_code: int
+    number: int
+    shape: tuple[int, ...]
+    device: str
+    kind: int
+    is_read_only: bool
+    owner: object
+    def __new__(
+        cls,
+        address: int,
+        bytes: int,
+        dtype: int,
+        shape: tuple[int, ...],
+        kind: int,
+        number: int,
+        read_only: bool,
+        owner: object,
+    ) -> Self: ...
+    def _dlpack(self, code: int, bits: int, /) -> Any: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Launcher:
+    name: str
+    device: str
+    def __init__(
+        self,
+        name: str,
+        arguments: tuple[tuple[Any, ...], ...],
+        sizes: tuple[_Bytes, ...],
+        limits: tuple[int, ...],
+        kind: int,
+        number: int,
+        function: int,
+        context: int,
+        fault: int,
+        owner: object,
+        convert: Callable[..., BufferCore],
+        dtypes: tuple[str, ...],
+    ) -> None: ...
+    def __call__(self, *args: Any, **named: Any) -> None: ...
+
+class HostLibrary:
+    def __init__(self, code: _Bytes, name: str) -> None: ...
+    def address(self, symbol: str) -> int: ...
+
+def dlpack_facts(
+    capsule: object, /
+) -> tuple[int, tuple[int, ...], tuple[int, ...] | None, int, int, int, int, int]: ...

@@ -5,6 +5,8 @@
 
 #include "cuda_events.h"
 #include "histogram.h"
+#include "host_library.h"
+#include "buffers.h"
 #include "hot.h"
 #include "snapshot.h"
 
@@ -165,7 +167,8 @@ NB_MODULE(_core, module) {
     nb::set_leak_warnings(false);
     PyObject* self = module.ptr();
     if (hot::intern_argument_names() || hot::ready_handle_type(self) || hot::ready_timer_type(self) ||
-        hot::ready_step_type(self) || hot::ready_profiler_type(self)) {
+        hot::ready_step_type(self) || hot::ready_profiler_type(self) ||
+        hot::ready_buffer_type(self) || hot::ready_launcher_type(self)) {
         throw nb::python_error();
     }
     g_spool_error = PyErr_NewException("brickline._core.SpoolError", nullptr, nullptr);
@@ -214,6 +217,11 @@ NB_MODULE(_core, module) {
         out["problem"] = facts.problem;
         return out;
     }, "What the CUDA driver says of itself.");
+    nb::class_<HostLibrary>(module, "HostLibrary", "Compiled host code, loaded from memory.")
+        .def("__init__", [](HostLibrary* self, nb::bytes code, const std::string& name) {
+            new (self) HostLibrary({code.c_str(), code.size()}, name);
+        }, nb::arg("code"), nb::arg("name"))
+        .def("address", &HostLibrary::address, nb::arg("symbol"), "Where a function lies.");
     module.def("layout", &layout, "Sizes and offsets of the structs in abi.h.");
     module.def("connect_graph", [](nb::handle object, GraphStore* graph, bool draw) {
         Recorder* recorder = profiler_of(object)->state->recorder.get();

@@ -82,9 +82,22 @@ def test_nothing_imports_the_commands(module: str) -> None:
     assert "commands" not in rooms(module)
 
 
+KERNELS = {"buffers", "dtypes", "kernel", "kernel_source", "symbolic"}
+
+
 @pytest.mark.parametrize("module", in_rooms("device"))
-def test_a_device_knows_the_core_and_errors_only(module: str) -> None:
-    assert rooms(module) <= {"errors", "device", "_core"}
+def test_a_device_knows_kernels_buffers_and_the_core_only(module: str) -> None:
+    assert rooms(module) <= {"errors", "device", "_core"} | KERNELS
+
+
+@pytest.mark.parametrize("module", ["device.base", "device.clocks", "device.cuda_context"])
+def test_a_clock_needs_no_compiler(module: str) -> None:
+    assert not rooms(module, lazy=False) & {"kernel", "kernel_source", "symbolic"}
+
+
+@pytest.mark.parametrize("module", in_rooms(*KERNELS, "kernels", "kernel_checks"))
+def test_a_kernel_touches_no_device(module: str) -> None:
+    assert not rooms(module) & {"device", "cache", "launching", "profiler"}
 
 
 @pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "device"])
@@ -92,7 +105,8 @@ def test_of_devices_only_the_base_is_seen(module: str) -> None:
     seen = {name for name, _ in of_module(module) if room(name) == "device"}
     assert seen <= {"device.base", "device"}
     if seen:
-        assert room(module) in {"profiler", "commands", "adapters", "executor", "__init__", "peaks"}
+        makers = {"profiler", "cache", "launching", "adapters", "executor"}
+        assert room(module) in makers | {"commands", "__init__", "peaks"}
 
 
 @pytest.mark.parametrize("module", in_rooms("traces", "tiles", "timers", "graph"))

@@ -3,6 +3,11 @@
 import pytest
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
 def _missing() -> str | None:
     try:
         import torch

@@ -12,11 +12,6 @@ import brickline as bl
 EVERY = bl.Sampling(steps=1)
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
 def profiler(**options):
     options.setdefault("sampling", EVERY)
     return bl.BrickProfiler("cuda", enabled=True, device="CUDA:0", **options)

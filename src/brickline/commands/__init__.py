@@ -15,6 +15,7 @@ import typer
 from brickline.commands.bench import bench
 from brickline.commands.demo import demo
 from brickline.commands.doctor import doctor
+from brickline.commands.kernels import kernels
 from brickline.commands.report import report
 from brickline.commands.run import run
 from brickline.commands.top import top
@@ -39,6 +40,7 @@ app.command(
 )(run)
 app.command()(report)
 app.command()(top)
+app.add_typer(kernels, name="kernels")
 app.command()(doctor)
 app.command()(bench)
 

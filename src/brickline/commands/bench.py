@@ -16,14 +16,15 @@ from brickline.errors import UsageError
 
 GROUPS = {
     "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "top"),
-    "cuda": ("profiler_cuda",),
+    "kernels": ("kernels_cache", "kernels_cpu", "kernels_cuda"),
+    "cuda": ("profiler_cuda", "kernels_cuda"),
 }
 
 
 def bench(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A group (profiler, cuda) or a file's name."),
+        typer.Argument(metavar="NAME", help="A group (profiler, kernels, cuda) or a file's name."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats; noisier.")] = False,
@@ -60,7 +61,7 @@ def _benchmarks() -> Path:
 
 
 def _chosen(directory: Path, name: str | None) -> list[str]:
-    known = {path.stem for path in directory.glob("*.py")} - {"harness"}
+    known = {path.stem for path in directory.glob("*.py")} - {"harness", "triton_nothing"}
     if name is None:
         return [each for each in GROUPS["profiler"] if each in known]
     if name in GROUPS:

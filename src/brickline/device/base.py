@@ -1,23 +1,30 @@
 """The interface of a device, and how one is found by name.
 
-A clock says when a brick began and ended. The profiler hands its native core to the clock, which
-connects the two; no clock is on the hot path itself. This module knows no device: `open_clock`
-imports the one that is asked for.
+A device compiles kernels, keeps memory, and launches. Its clock says when a brick began and ended:
+the profiler hands its native core to the clock, which connects the two; no clock is on the hot path
+itself. This module knows no device: `open_device` and `open_clock` import the one asked for.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from brickline.buffers import Buffer, aligned_memory, as_buffer
 from brickline.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from brickline import _core
+    from brickline.kernel import Kernel
 
 
 class SyncMode(IntEnum):
@@ -91,7 +98,140 @@ class Clock(ABC):
         """Connect the device's own clock, where it has one."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The largest launch that a device takes."""
+
+    grid: tuple[int, int, int]
+    """Blocks along each axis."""
+    block: tuple[int, int, int]
+    """Lanes of a block along each axis."""
+    lanes: int
+    """Lanes of a block in all."""
+    shared_bytes: int
+    """Shared memory of a block."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiler made of one kernel: plain data, fit for a disk."""
+
+    binary: bytes
+    entry_point: str
+    source: str
+    """The whole translation unit, as the compiler saw it."""
+    log: str = ""
+    """What the compiler said, warnings included."""
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """What a block needs, where the device says so: registers, shared and local bytes."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Code that is loaded on a device. It stays loaded while `library` lives."""
+
+    function: int
+    """Where the entry lies: an address on the host, a handle of CUDA's driver."""
+    library: object
+    context: int = 0
+    """CUDA: the context that the function belongs to."""
+    fault: int = 0
+    """CUDA: address of the word that single-source kernels write their faults to."""
+
+
+class Device(ABC):
+    """One device of this machine.
+
+    The contract: methods may be called from any thread. `compile` starts a compiler and touches no
+    device memory; what it makes depends on the kernel and on `compiler_identity` alone, so equal
+    pairs may share one binary. Memory lives as long as its `Buffer`. Copies and launches are
+    ordered within one stream; `synchronize` waits for all and raises what they failed with.
+    """
+
+    name: str
+    """Such as ``CPU`` or ``CUDA:0``."""
+    kind: int
+    """As `brickline._core.BufferCore.kind` says it."""
+    number: int = 0
+    limits: Limits
+
+    @abstractmethod
+    def compiler_identity(self, kernel: Kernel) -> Mapping[str, Any]:
+        """Return everything that the code depends on beside the kernel; starts no compiler."""
+
+    @abstractmethod
+    def compile(self, kernel: Kernel) -> Compiled:
+        """Compile a kernel.
+
+        Raises:
+            CompileError: if the compiler refuses, with its own words.
+            DeviceError: if there is no compiler.
+        """
+
+    @abstractmethod
+    def load(self, compiled: Compiled) -> Program:
+        """Make compiled code callable."""
+
+    @abstractmethod
+    def allocate(self, shape: Sequence[int], dtype: str) -> Buffer:
+        """Return fresh memory, aligned to 256 bytes; its contents are undefined."""
+
+    @abstractmethod
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy bytes between two buffers of one size, of which at least one lies here."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for everything launched so far."""
+
+    def to_numpy(self, buffer: Buffer) -> NDArray[Any]:
+        """Return a copy of a buffer of this device as a NumPy array, when all launches are done."""
+        host = aligned_memory(buffer.shape, buffer.dtype)
+        self.copy(host, buffer)
+        return host.numpy()
+
+    def from_numpy(self, array: NDArray[Any]) -> Buffer:
+        """Return memory of this device with a copy of an array."""
+        source = as_buffer(array)
+        target = self.allocate(source.shape, source.dtype)
+        self.copy(target, source)
+        return target
+
+
 _NAME = re.compile(r"(NULL|CPU|CUDA)(?::(\d+))?", re.IGNORECASE)
+_devices: dict[str, Device] = {}
+_devices_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Free the lock, which a thread that does not exist in the child may have held."""
+    global _devices_lock
+    _devices_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_device(name: str | Device) -> Device:
+    """Return a device by its name; the same object each time.
+
+    Args:
+        name: ``"CPU"``, ``"CUDA:n"`` (``"CUDA"`` is ``"CUDA:0"``), or ``"NULL"``, which checks
+            everything and executes nothing.
+
+    Raises:
+        DeviceError: if there is no such device here.
+    """
+    if isinstance(name, Device):
+        return name
+    kind, number = _parse(name)
+    canonical = f"{kind}:{number}" if kind == "CUDA" else kind
+    with _devices_lock:
+        device = _devices.get(canonical)
+        if device is None:
+            module = importlib.import_module(f"brickline.device.{kind.lower()}")
+            device = _devices[canonical] = module.open_device(number)
+    return device
 
 
 def open_clock(device: str, stream: Any = None) -> Clock:
@@ -106,14 +246,18 @@ def open_clock(device: str, stream: Any = None) -> Clock:
     Raises:
         DeviceError: if there is no such device here.
     """
+    kind, number = _parse(device)
+    if kind != "CUDA" and stream is not None:
+        raise DeviceError(f"{kind} has no streams; leave stream= out, or use device='CUDA:n'")
+    clock: Clock = importlib.import_module("brickline.device.clocks").clock_of(kind, number, stream)
+    return clock
+
+
+def _parse(device: str) -> tuple[str, int]:
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     if match is None:
         raise DeviceError(f"unknown device {device!r}; expected CPU, CUDA:n or NULL")
     kind, number = match.group(1).upper(), match.group(2)
     if kind != "CUDA" and number not in (None, "0"):
         raise DeviceError(f"there is one {kind} device; expected {kind}, got {device!r}")
-    if kind != "CUDA" and stream is not None:
-        raise DeviceError(f"{kind} has no streams; leave stream= out, or use device='CUDA:n'")
-    module = importlib.import_module(f"brickline.device.{kind.lower()}")
-    clock: Clock = module.open_clock(int(number or 0), stream)
-    return clock
+    return kind, int(number or 0)

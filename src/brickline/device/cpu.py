@@ -1,27 +1,207 @@
-"""The CPU's clock: the core's own host ticks, in every sync mode."""
+"""The CPU: the host's compiler and memory.
+
+Kernels become shared objects, compiled for the very processor they run on, loaded from memory and
+launched by the core. The compiler is the first of clang, gcc and zig (from PyPI) that is found, or
+what ``BRICKLINE_CXX`` names.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from brickline.device.base import Clock
+from brickline import _core
+from brickline.buffers import Buffer, aligned_memory, copy_host
+from brickline.device.base import Compiled, Device, Limits, Program
+from brickline.device.compiling import compile_error, headers_digest
+from brickline.errors import CompileError, DeviceError
+from brickline.kernel import Kernel
+from brickline.kernel_source import INCLUDE_DIRECTORY, cpu_source, entry_point, headers
 
-if TYPE_CHECKING:
-    from brickline import _core
+COMPILE_SECONDS = 300
+"""How long a compiler may take before it is stopped."""
+_REMEDY = "install one, or `pip install ziglang`, or set BRICKLINE_CXX"
 
 
-class CpuClock(Clock):
-    """Host time; there is nothing to connect."""
+@dataclass(frozen=True)
+class Compiler:
+    """A C and C++ compiler of the host."""
+
+    command: tuple[str, ...]
+    kind: str
+    """``clang``, ``gcc`` or ``zig``."""
+
+    def flags(self, language: str) -> tuple[str, ...]:
+        """Return the flags that code of a kernel is compiled with."""
+        target = "-mcpu=native" if self.kind == "zig" else "-march=native"
+        standard = ("-x", "c", "-std=gnu11") if language == "c" else ("-x", "c++", "-std=c++17")
+        # Unique symbols would keep code loaded for ever.
+        more = {"zig": ("-fno-sanitize=all",), "gcc": ("-fno-gnu-unique",)}.get(self.kind, ())
+        # No contraction: an inlined body gives the same bits wherever it is inlined. Signed
+        # overflow and traps stay as the language has them; errno of math functions does not.
+        shared = ("-O3", target, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+        # A function that nobody defines is the compiler's to refuse, not the loader's.
+        return (*standard, *shared, *more, "-Wl,-z,defs")
+
+    @cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """Return what tells this compiler from another, without starting it."""
+        path = Path(self.command[0]).resolve()
+        if self.kind == "zig":
+            spec = find_spec("ziglang")
+            path = Path(spec.origin).resolve() if spec and spec.origin else path
+        try:
+            facts = path.stat()
+        except OSError as error:
+            raise DeviceError(
+                f"the compiler {path} is gone ({error.strerror}); {_REMEDY}"
+            ) from error
+        return {
+            "kind": self.kind,
+            "path": str(path),
+            "bytes": facts.st_size,
+            "mtime_ns": facts.st_mtime_ns,
+        }
+
+
+@cache
+def find_compiler() -> Compiler:
+    """Return the compiler of kernels.
+
+    Raises:
+        DeviceError: if there is none.
+    """
+    named = os.environ.get("BRICKLINE_CXX")
+    if named:
+        path = shutil.which(named)
+        if path is None:
+            raise DeviceError(
+                f"BRICKLINE_CXX is {named!r}, which is no program on PATH; set it to a C++ "
+                "compiler, without arguments, or unset it"
+            )
+        return Compiler((path,), "clang" if "clang" in Path(path).name else "gcc")
+    for name, kind in (("clang++", "clang"), ("g++", "gcc"), ("c++", "gcc")):
+        path = shutil.which(name)
+        if path is not None:
+            return Compiler((path,), kind)
+    if find_spec("ziglang") is not None:
+        return Compiler((sys.executable, "-m", "ziglang", "c++"), "zig")
+    raise DeviceError(
+        f"no C++ compiler: looked for clang++, g++ and c++ on PATH and for zig; {_REMEDY}"
+    )
+
+
+@cache
+def _processor() -> str:
+    """Return what `-march=native` depends on."""
+    wanted = ("flags", "Features", "model name", "CPU part")
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            facts = dict.fromkeys(line.strip() for line in file if line.startswith(wanted))
+    except OSError:
+        facts = {}
+    return f"{platform.machine()} {sorted(facts)}"
+
+
+def _run_compiler(
+    compiler: Compiler, kernel: Kernel, source: str, directory: str
+) -> tuple[bytes, str]:
+    """Return the shared object, and what the compiler said of it."""
+    target = Path(directory) / "kernel.so"
+    flags = (*compiler.flags(kernel.language), f"-I{INCLUDE_DIRECTORY}")
+    command = [*compiler.command, *flags, "-o", str(target), "-", "-lm"]
+    shown = " ".join(command)
+    try:
+        done = subprocess.run(
+            command,
+            input=source.encode(),
+            capture_output=True,
+            cwd=directory,
+            env=os.environ | {"LC_ALL": "C"},  # its words are looked through for "error"
+            timeout=COMPILE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(
+            f"kernel {kernel.name}: the compiler took more than {COMPILE_SECONDS} s and was "
+            f"stopped: {shown}",
+            command=shown,
+        ) from error
+    log = done.stderr.decode(errors="replace")
+    if done.returncode != 0:
+        nothing = f"the compiler ended with status {done.returncode} and said nothing"
+        raise compile_error(kernel, log.strip() or nothing, shown)
+    return target.read_bytes(), log
+
+
+class CpuDevice(Device):
+    """The host itself. A launch runs in the calling thread and is done when it returns."""
 
     name = "CPU"
+    kind = 1
+    # A grid is bounded as CUDA bounds it, so that what runs here is not refused there.
+    limits = Limits((2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024, 1 << 20)
 
-    def prepare(self, core: _core.ProfilerCore) -> None:
-        """Leave the host's ticks as they are."""
+    def compiler_identity(self, kernel: Kernel) -> Mapping[str, Any]:
+        """Return the compiler, its flags, the processor and the headers."""
+        compiler = find_compiler()
+        return {
+            **compiler.identity,
+            "flags": list(compiler.flags(kernel.language)),
+            "processor": _processor(),
+            "headers": headers_digest(headers(kernel, cuda=False)),
+        }
 
-    def attach(self, core: _core.ProfilerCore) -> None:
-        """Leave the core on its host clock."""
+    def compile(self, kernel: Kernel) -> Compiled:
+        """Compile a kernel to a shared object."""
+        if kernel.language == "cuda":
+            raise DeviceError(
+                f"kernel {kernel.name} is CUDA C++, which a CPU does not run; compile it for "
+                f"CUDA:n, or write it against brickline/kernel.h"
+            )
+        compiler, source = find_compiler(), cpu_source(kernel)
+        try:
+            with tempfile.TemporaryDirectory(prefix="brickline-") as directory:
+                binary, log = _run_compiler(compiler, kernel, source, directory)
+        except OSError as error:
+            raise DeviceError(
+                f"kernel {kernel.name} cannot be compiled with {compiler.command[0]}: {error}; see "
+                "that it runs and that the temporary directory can be written to, or set "
+                "BRICKLINE_CXX"
+            ) from error
+        resources = {"code_bytes": len(binary)}
+        return Compiled(binary, entry_point(kernel), source, log, resources)
+
+    def load(self, compiled: Compiled) -> Program:
+        """Load a shared object from memory."""
+        try:
+            library = _core.HostLibrary(compiled.binary, compiled.entry_point[:200])
+            return Program(library.address(compiled.entry_point), library)
+        except RuntimeError as error:
+            raise CompileError(f"kernel {compiled.entry_point}: {error}") from error
+
+    def allocate(self, shape: Sequence[int], dtype: str) -> Buffer:
+        """Return fresh host memory."""
+        return aligned_memory(shape, dtype)
+
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy host memory."""
+        copy_host(target, source)
+
+    def synchronize(self) -> None:
+        """Return at once: a launch is done when it returns."""
 
 
-def open_clock(number: int, stream: Any) -> CpuClock:
-    """Return the clock of the CPU."""
-    return CpuClock()
+def open_device(number: int) -> CpuDevice:
+    """Return the CPU."""
+    return CpuDevice()

@@ -1,90 +1,217 @@
-"""CUDA's clock: pairs of driver events, recorded and resolved by the native core.
+"""CUDA: NVRTC, modules and memory through cuda-core, in the primary context.
 
-Knows how to find a device's current context and the stream that work goes to. The context belongs
-to torch or cuda-core; brickline creates none.
+The core launches by the handles that are found here. Single-source kernels write their faults to
+one word of the device, which `synchronize` reads.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from brickline.device.base import Clock, Sampling
-from brickline.errors import DeviceError
+import numpy as np
 
-if TYPE_CHECKING:
-    from brickline import _core
+from brickline.buffers import Buffer, check_copy
+from brickline.device.base import Compiled, Device, Limits, Program
+from brickline.device.compiling import compile_error, headers_digest
+from brickline.errors import DeviceError, LaunchError
+from brickline.kernel import Kernel
+from brickline.kernel_source import INCLUDE_DIRECTORY, cuda_source, entry_point, headers
 
-
-class CudaClock(Clock):
-    """Times of bricks on one CUDA device, in its streams."""
-
-    # A timed brick costs some eight microseconds of host time in a real decode loop. One timed step
-    # in 128 keeps that below half a per cent of a launch-bound step.
-    default_sampling = Sampling(steps=128)
-
-    def __init__(self, number: int, stream: Any) -> None:
-        self.name = f"CUDA:{number}"
-        self._number = number
-        self._stream = None if stream is None else stream_handle(stream)
-
-    def prepare(self, core: _core.ProfilerCore) -> None:
-        """Leave the host's ticks as they are: they time steps and enqueueing."""
-
-    def attach(self, core: _core.ProfilerCore) -> None:
-        """Hand the device's events to the core."""
-        with _current_device(self._number) as getter:
-            if self._stream is not None:
-                core._use_cuda(self._number, self._stream, None)
-            else:
-                core._use_cuda(self._number, 0, getter)
+_STATIC_SHARED_BYTES = 48 << 10
+"""More shared memory than this must be asked for, kernel by kernel."""
 
 
-def open_clock(number: int, stream: Any) -> CudaClock:
-    """Return the clock of a CUDA device."""
-    return CudaClock(number, stream)
+class CudaDevice(Device):
+    """One GPU. Launches are asynchronous; copies wait for all of them first."""
 
+    kind = 2
 
-def stream_handle(stream: Any) -> int:
-    """Return the driver's handle of a stream of torch, CuPy or cuda-core, or of an integer."""
-    for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
-        handle = getattr(stream, attribute, None)
-        if isinstance(handle, int):
-            return handle
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        version_and_handle = protocol() if callable(protocol) else protocol
-        return int(version_and_handle[1])
-    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
-        return stream
-    raise DeviceError(
-        f"stream: expected a handle, or a stream of torch, CuPy or cuda-core, got {stream!r}"
-    )
-
-
-@contextmanager
-def _current_device(number: int) -> Iterator[Callable[[int], int] | None]:
-    """Make the primary context current; give torch's look-up of the current stream, if loaded."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        if number >= torch.cuda.device_count():
+    def __init__(self, number: int) -> None:
+        try:
+            import cuda.bindings.driver as driver
+            import cuda.core as core
+        except ImportError as error:
             raise DeviceError(
-                f"there is no device CUDA:{number}; torch sees {torch.cuda.device_count()}"
+                f"CUDA:{number} needs cuda-core: pip install 'brickline[cuda]' ({error})"
+            ) from error
+        self._core, self._driver = core, driver
+        self.name, self.number = f"CUDA:{number}", number
+        try:
+            self._device = core.Device(number)
+            self._device.set_current()
+        except Exception as error:
+            raise DeviceError(f"{self.name} cannot be used: {error}") from error
+        facts = self._device.properties
+        self.limits = Limits(
+            (facts.max_grid_dim_x, facts.max_grid_dim_y, facts.max_grid_dim_z),
+            (facts.max_block_dim_x, facts.max_block_dim_y, facts.max_block_dim_z),
+            facts.max_threads_per_block,
+            facts.max_shared_memory_per_block_optin,
+        )
+        self._fault = self.allocate((1,), "u32")
+        self._fault_lock = threading.Lock()
+        self._write(self._fault, np.zeros(1, np.uint32))
+
+    @cached_property
+    def _architecture(self) -> str:
+        return f"sm_{self._device.arch}"
+
+    @cached_property
+    def _nvrtc_version(self) -> list[int]:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+        return [major, minor]
+
+    def _options(self, kernel: Kernel) -> dict[str, Any]:
+        # Contraction is off where one source serves several engines; plain CUDA is left as it is.
+        toolkit = [] if kernel.language == "block" else _toolkit_headers()
+        options: dict[str, Any] = {"arch": self._architecture, "std": "c++17"}
+        if kernel.language == "block":
+            options["fma"] = False
+        return options | {"include_path": [str(path) for path in (INCLUDE_DIRECTORY, *toolkit)]}
+
+    def compiler_identity(self, kernel: Kernel) -> Mapping[str, Any]:
+        """Return NVRTC's version, its options and the headers."""
+        options = self._options(kernel)
+        del options["include_path"]  # an installation's place does not change its code
+        return {
+            "kind": "nvrtc",
+            "version": self._nvrtc_version,
+            "options": options,
+            "headers": headers_digest(headers(kernel, cuda=True)),
+        }
+
+    def compile(self, kernel: Kernel) -> Compiled:
+        """Compile a kernel to a cubin."""
+        if kernel.language == "c":
+            raise DeviceError(
+                f"kernel {kernel.name} is plain C, which CUDA does not run; compile it for CPU, "
+                f"or write it against brickline/kernel.h"
             )
-        with torch.cuda.device(number):  # the caller's own device is current again afterwards
-            torch.cuda.current_stream(number).query()  # the first use makes the context
-            yield torch._C._cuda_getCurrentRawStream
-        return
-    try:
-        from cuda.core import Device
-    except ImportError:
-        # The core says what is missing: the driver, the device or a current context.
-        yield None
-        return
-    try:
-        Device(number).set_current()
-    except Exception as error:
-        raise DeviceError(f"CUDA:{number} cannot be used: {error}") from error
-    yield None
+        source, options = cuda_source(kernel), self._options(kernel)
+        self._device.set_current()
+        try:
+            made = self._core.Program(
+                source, "c++", self._core.ProgramOptions(name=kernel.name, **options)
+            ).compile("cubin")
+        except Exception as error:
+            if "NVRTC" not in type(error).__name__.upper():
+                raise
+            log = str(error).rstrip("\0")
+            raise compile_error(kernel, log, f"nvrtc {options}") from error
+        entry = entry_point(kernel)
+        try:
+            attributes = made.get_kernel(entry).attributes
+        except Exception as error:
+            raise compile_error(
+                kernel,
+                f'the code has no function {entry}: declare it extern "C" __global__ ({error})',
+                f"nvrtc {options}",
+            ) from error
+        resources = {
+            "registers": attributes.num_regs,
+            "shared_bytes": attributes.shared_size_bytes,
+            "local_bytes": attributes.local_size_bytes,
+            "max_lanes": attributes.max_threads_per_block,
+        }
+        return Compiled(bytes(made.code), entry, source, resources=resources)
+
+    def load(self, compiled: Compiled) -> Program:
+        """Load a cubin into the primary context."""
+        self._device.set_current()
+        library = self._core.ObjectCode.from_cubin(compiled.binary, name=compiled.entry_point)
+        kernel = library.get_kernel(compiled.entry_point)
+        # Launching by the function of this context saves the driver a search at each launch.
+        status, function = self._driver.cuKernelGetFunction(kernel.handle)
+        self._check((status,))
+        room = self.limits.shared_bytes - compiled.resources.get("shared_bytes", 0)
+        if room > _STATIC_SHARED_BYTES:
+            attribute = self._driver.CUfunction_attribute
+            self._driver.cuKernelSetAttribute(
+                attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                room,
+                kernel.handle,
+                self.number,
+            )
+        context = int(self._device.context.handle)
+        return Program(int(function), (library, kernel), context, self._fault.address)
+
+    def allocate(self, shape: Sequence[int], dtype: str) -> Buffer:
+        """Return fresh device memory."""
+        empty = Buffer.at_address(0, shape, dtype, kind=self.kind, number=self.number)
+        self._device.set_current()
+        try:
+            memory = _Memory(self._device, max(empty.nbytes, 1))
+        except Exception as error:
+            raise DeviceError(
+                f"{self.name} cannot allocate {empty.nbytes} bytes: {error}"
+            ) from error
+        return empty.at(memory.address, owner=memory)
+
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy between this device and the host, or within it, when all launches are done."""
+        check_copy(target, source)
+        self.synchronize()
+        self._check(self._driver.cuMemcpy(target.address, source.address, target.nbytes))
+
+    def _write(self, target: Buffer, array: np.ndarray[Any, Any]) -> None:
+        address = array.__array_interface__["data"][0]
+        self._check(self._driver.cuMemcpyHtoD(target.address, address, target.nbytes))
+
+    def synchronize(self) -> None:
+        """Wait for all launches, and raise what one of them failed with."""
+        self._device.set_current()
+        self._device.sync()
+        word = np.zeros(1, np.uint32)
+        address = word.__array_interface__["data"][0]
+        with self._fault_lock:
+            self._check(self._driver.cuMemcpyDtoH(address, self._fault.address, 4))
+            if not word[0]:
+                return
+            self._write(self._fault, np.zeros(1, np.uint32))
+        raise LaunchError(
+            f"a kernel on {self.name} reported fault {word[0]} since the last synchronize; launch "
+            f"its suspects one by one with CachedKernel.launch_guarded"
+        )
+
+    def _check(self, result: Any) -> None:
+        status = result[0]
+        if int(status) != 0:
+            raise DeviceError(f"{self.name}: CUDA's driver says {status.name}")
+
+
+class _Memory:
+    """Device memory that is given back once no launch can still use it."""
+
+    def __init__(self, device: Any, nbytes: int) -> None:
+        self._device = device
+        self._buffer = device.allocate(nbytes, stream=device.default_stream)
+        device.sync()
+        self.address = int(self._buffer.handle)
+
+    def __del__(self) -> None:
+        buffer = getattr(self, "_buffer", None)
+        if buffer is not None:
+            self._device.sync()
+            buffer.close()
+
+
+def _toolkit_headers() -> list[Path]:
+    """Return where CUDA's own headers lie, for plain CUDA sources that include them."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    return [path for home in homes if home and (path := Path(home) / "include").is_dir()][:1]
+
+
+def open_device(number: int) -> CudaDevice:
+    """Return a GPU.
+
+    Raises:
+        DeviceError: if cuda-core, the driver or the device is absent.
+    """
+    return CudaDevice(number)

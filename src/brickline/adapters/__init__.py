@@ -1,0 +1,1 @@
+"""What other libraries make, in brickline's own terms."""

@@ -1,0 +1,56 @@
+"""Finding CUDA's current context and streams, whoever made them.
+
+Contexts belong to torch or cuda-core; brickline creates none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from brickline.errors import DeviceError
+
+
+def stream_handle(stream: Any) -> int:
+    """Return the driver's handle of a stream of torch, CuPy or cuda-core, or of an integer."""
+    for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version_and_handle = protocol() if callable(protocol) else protocol
+        return int(version_and_handle[1])
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    raise DeviceError(
+        f"stream: expected a handle, or a stream of torch, CuPy or cuda-core, got {stream!r}"
+    )
+
+
+@contextmanager
+def current_device(number: int) -> Iterator[Callable[[int], int] | None]:
+    """Make the primary context current; give torch's look-up of the current stream, if loaded."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        if number >= torch.cuda.device_count():
+            raise DeviceError(
+                f"there is no device CUDA:{number}; torch sees {torch.cuda.device_count()}"
+            )
+        with torch.cuda.device(number):  # the caller's own device is current again afterwards
+            torch.cuda.current_stream(number).query()  # the first use makes the context
+            yield torch._C._cuda_getCurrentRawStream
+        return
+    try:
+        from cuda.core import Device
+    except ImportError:
+        # The core says what is missing: the driver, the device or a current context.
+        yield None
+        return
+    try:
+        Device(number).set_current()
+    except Exception as error:
+        raise DeviceError(f"CUDA:{number} cannot be used: {error}") from error
+    yield None
