@@ -7,16 +7,13 @@ of them count. Run with ``python benchmarks/kernels_cpu.py``.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,9 @@ import harness
 import numpy as np
 from harness import Claim, Statement
 
+import brickline as bl
+from brickline import Kernel
 from brickline.dtypes import dtype_of
-from brickline.kernel import Kernel, Param
-from brickline.kernel_source import CPU_FLAGS, INCLUDE_DIRECTORY, cpu_source, entry_point
 from brickline.kernels.catalog import gemv, residual, rms_norm, silu_gate, softmax
 
 TARGET = 1.5
@@ -115,59 +112,14 @@ def arrays(dtype: str, **shapes: Any) -> dict[str, Any]:
     return found
 
 
-# --- Launching ------------------------------------------------------------------------------------
-
-
-class Launch(ctypes.Structure):
-    """brickline_launch of launch.h."""
-
-    _fields_ = (
-        ("arguments", ctypes.c_void_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("lanes", ctypes.c_uint32 * 3),
-        ("first", ctypes.c_uint64),
-        ("last", ctypes.c_uint64),
-        ("shared", ctypes.c_void_p),
-        ("shared_bytes", ctypes.c_uint64),
-        ("fault", ctypes.c_void_p),
-    )
-
-
 def launcher(kernel: Kernel, values: dict[str, Any], directory: Path) -> Callable[[], None]:
-    """Compile a kernel, bind its arguments, and return what launches it once."""
-    source, library = directory / f"{kernel.short}.cpp", directory / f"{kernel.short}.so"
-    source.write_text(cpu_source(kernel), encoding="utf-8")
-    compiler = next(filter(None, map(shutil.which, ("clang++", "g++", "c++"))), "c++")
-    flags = ("-O3", "-march=native", "-fPIC", "-shared", *CPU_FLAGS, f"-I{INCLUDE_DIRECTORY}")
-    subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
-    held = []
-    for argument in kernel.signature:
-        value = values[argument.name]
-        if isinstance(argument, Param):
-            raw = int(value.ctypes.data).to_bytes(8, "little")
-        else:
-            raw = np.asarray(value, dtype_of(argument.dtype).numpy).tobytes()
-        held.append(ctypes.create_string_buffer(raw, 8))
-    names = {param.name for param in kernel.params}
-    shape = kernel.sizes({name: value for name, value in values.items() if name not in names})
-    pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-    shared = arrays("u8", shared=shape.shared_bytes)["shared"]
-    fault = ctypes.c_uint32(0)
-    launch = Launch(
-        ctypes.addressof(pointers),
-        *(shape.global_size, shape.local_size, 0, prod(shape.global_size)),
-        *(shared.ctypes.data, shape.shared_bytes, ctypes.addressof(fault)),
-    )
-    entry = getattr(ctypes.CDLL(str(library)), entry_point(kernel))
-    reference = ctypes.byref(launch)
-
-    def once() -> None:
-        entry(reference)
-
-    once.keep = (held, pointers, shared, fault, launch, values)  # type: ignore[attr-defined]
-    once()
-    assert fault.value == 0
-    return once
+    """Compile a kernel and return what launches it once, every argument checked."""
+    launch = bl.KernelCache(directory / "cache").get_or_compile(kernel, "CPU").launch
+    held = {
+        name: bl.as_buffer(value) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
+    return lambda: launch(**held)
 
 
 # --- Measuring ------------------------------------------------------------------------------------

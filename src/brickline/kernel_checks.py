@@ -46,6 +46,7 @@ _INSTEAD = {
 """What only CUDA has, and what takes its place."""
 
 _CUDA_WORD = re.compile(rf"\b(?:{'|'.join(_INSTEAD)})\b", re.ASCII)
+_INCLUDE = re.compile(r"^[ \t]*(#)[ \t]*include\b", re.ASCII | re.MULTILINE)
 _ATOMIC_ADD = re.compile(r"\batomic_add\b", re.ASCII)
 
 # Every form that ends at its own end or at the end of the text, so that no scan starts twice.
@@ -129,8 +130,8 @@ def check_block_source(source: str, accumulates: bool, where: str) -> None:
         where: The kernel, for the error.
 
     Raises:
-        KernelError: The code names something that only CUDA has, or adds atomically where no
-            parameter declares it.
+        KernelError: The code names something that only CUDA has, includes headers, or adds
+            atomically where no parameter declares it.
     """
     found = _first_word(source, _CUDA_WORD)
     if found is not None:
@@ -138,6 +139,13 @@ def check_block_source(source: str, accumulates: bool, where: str) -> None:
         raise KernelError(
             f"expected code against Block, got {found[0]} in line {found[1]} - at {where}; use "
             f"{instead}, or declare language='cuda' for code that is CUDA's alone"
+        )
+    included = _INCLUDE.search(source)
+    if included is not None:
+        raise KernelError(
+            f"expected code without headers of its own, got #include in line "
+            f"{_line(source, included.start(1))} - at {where}; Block has what kernels need, or "
+            "declare language='cuda' or 'c'"
         )
     found = None if accumulates else _first_word(source, _ATOMIC_ADD)
     if found is not None:

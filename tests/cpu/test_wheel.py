@@ -13,6 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+KERNEL = """
+import numpy as np
+import brickline as bl
+from brickline.kernels.catalog import residual
+a, b, y = np.arange(3, dtype="f4"), np.ones(3, "f4"), np.empty(3, "f4")
+bl.KernelCache().get_or_compile(residual("f32")).launch(a, b, y, 3)
+print(y)
+"""
 PROGRAM = """
 import brickline as bl
 profiler = bl.BrickProfiler("wheel", enabled=True)
@@ -84,7 +92,7 @@ def test_the_wheel_holds_what_it_must_and_nothing_of_the_tests(wheel: Path) -> N
     roots = {name.partition("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"brickline"}
     assert not [name for name in names if name.endswith((".cpp", ".a", ".pyc"))]
-    headers = {path.name for path in (ROOT / "src/brickline/include/brickline").glob("*.h")}
+    headers = {path.name for path in (ROOT / "src/brickline").rglob("*.h")}
     assert {Path(name).name for name in names if name.endswith(".h")} == headers
 
 
@@ -114,6 +122,18 @@ def test_the_command_helps(installed: Path) -> None:
     for verb in ("demo", "run", "report", "top", "doctor", "bench"):
         assert verb in text
         assert "Example" in run(installed / "brickline", verb, "--help").stdout
+
+
+def test_a_kernel_compiles_against_the_headers_of_the_wheel(
+    installed: Path, tmp_path: Path
+) -> None:
+    cache = str(tmp_path / "cache")
+    for _ in range(2):
+        done = run(installed / "python", "-c", KERNEL, BRICKLINE_CACHE=cache)
+        assert done.stdout == "[1. 2. 3.]\n"
+    listed = run(installed / "brickline", "kernels", "list", BRICKLINE_CACHE=cache).stdout
+    assert "residual" in listed
+    assert "1 kernels" in listed
 
 
 def test_a_program_of_five_lines(installed: Path, tmp_path: Path) -> None:

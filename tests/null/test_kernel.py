@@ -436,3 +436,10 @@ def test_no_source_takes_long_to_look_through(piece: str):
     with contextlib.suppress(KernelError):
         scaling(source)
     assert time.perf_counter() - start < 2
+
+
+def test_a_block_source_includes_nothing() -> None:
+    source = "\n  # include <math.h>\nBRICKLINE void f(Block& block, float* x) {}"
+    with pytest.raises(KernelError, match=r"got #include in line 2 - at kernel f"):
+        Kernel("f", source, [Param("x", "f32", 1, "write")])
+    Kernel("f", "// #include is not needed\nvoid f();", [Param("x", "f32", 1, "write")])

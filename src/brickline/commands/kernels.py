@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -36,7 +36,8 @@ def list_kernels(directory: Directory = None) -> None:
     store = KernelStore(directory)
     table = Table(box=None, pad_edge=False)
     for title in ("key", "kernel", "device", "bytes", "used"):
-        table.add_column(title, justify="right" if title == "bytes" else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if title == "bytes" else "left"
+        table.add_column(title, justify=justify, no_wrap=title != "kernel", overflow="fold")
     for entry in sorted(store.entries(), key=lambda each: -each.used):
         name, device = (str(entry.facts.get(fact, "?")) for fact in ("name", "device"))
         used = datetime.datetime.fromtimestamp(entry.used).isoformat(" ", "seconds")
@@ -81,10 +82,13 @@ def show(
     for name in ("name", "device", "language", "entry_point"):
         table.add_row(name, escape(str(facts.get(name))))
     table.add_row("key", entry.key)
-    resources = facts.get("resources") or {}
-    needs = ", ".join(f"{name} {value}" for name, value in dict(resources).items())
+    # Whoever wrote the entry, its facts are shown as far as they are understood.
+    resources, compiler = (
+        found if isinstance(found := facts.get(name), dict) else {}
+        for name in ("resources", "compiler")
+    )
+    needs = ", ".join(f"{name} {value}" for name, value in resources.items())
     table.add_row("resources", escape(needs))
-    compiler = facts.get("compiler") or {}
     table.add_row("compiler", escape(str(compiler.get("path") or compiler.get("kind") or "none")))
     Console().print(table, highlight=False)
     typer.echo(f"\n{entry.blobs.get('source', b'').decode(errors='replace')}")
