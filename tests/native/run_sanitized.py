@@ -42,6 +42,7 @@ SANITIZERS = (
         ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"),
         (
             "device_spans_test",
+            "expression_test",
             "fold_test",
             "graph_test",
             "snapshot_test",
