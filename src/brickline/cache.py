@@ -262,6 +262,7 @@ class KernelCache:
                 "kernel": kernel.to_json(),
                 "resources": dict(compiled.resources),
                 "compiler": dict(device.compiler_identity(kernel)),
+                "includes": dict(compiled.includes),
             }
             blobs = {
                 "binary": compiled.binary,
@@ -278,6 +279,8 @@ class KernelCache:
             return None
         try:
             compiled = _compiled_from_entry(entry)
+            if not _are_current(compiled.includes):
+                return None
             found = self._finish(kernel, device, key, compiled)
         except (KeyError, TypeError, ValueError, CompileError) as error:
             warnings.warn(
@@ -344,7 +347,19 @@ def _compiled_from_entry(entry: Entry) -> Compiled:
         source=blobs["source"].decode(),
         log=blobs["log"].decode(errors="replace"),
         resources=resources,
+        includes=dict(facts["includes"]),
     )
+
+
+def _are_current(includes: Mapping[str, str]) -> bool:
+    """Whether files that a source includes by itself still hold what was compiled."""
+    try:
+        return all(
+            hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+            for path, digest in includes.items()
+        )
+    except OSError:
+        return False
 
 
 def cache_key(kernel: Kernel, device: Device) -> str:

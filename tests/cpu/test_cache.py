@@ -856,3 +856,24 @@ def test_another_compiler_is_another_key(starts: CompilerStarts) -> None:
     starts.path.write_text(f"{text}# a newer version\n", encoding="utf-8")
     cpu.find_compiler.cache_clear()
     assert cache_key(constant(1), CPU) != key
+
+
+@needs_compiler
+def test_a_header_that_a_source_includes_is_part_of_what_is_cached(
+    tmp_path: Path, starts: CompilerStarts
+) -> None:
+    header = tmp_path / "my number.h"
+    header.write_text("#define NUMBER 4\n", encoding="utf-8")
+    source = f'#include <math.h>\n#include "{header}"\nvoid f(float* y) {{ *y = NUMBER; }}'
+    kernel = Kernel("f", source, [Param("y", "f32", 1, "write")], language="c")
+    directory = tmp_path / "cache"
+    assert value_of(KernelCache(directory).get_or_compile(kernel)) == 4
+    assert value_of(KernelCache(directory).get_or_compile(kernel)) == 4
+    assert starts.count == 1
+    header.write_text("#define NUMBER 5\n", encoding="utf-8")
+    assert value_of(KernelCache(directory).get_or_compile(kernel)) == 5
+    assert value_of(KernelCache(directory).get_or_compile(kernel)) == 5
+    assert starts.count == 2
+    header.unlink()
+    with pytest.raises(CompileError, match=r"my number\.h"):
+        KernelCache(directory).get_or_compile(kernel)

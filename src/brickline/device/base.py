@@ -124,6 +124,8 @@ class Compiled:
     """What the compiler said, warnings included."""
     resources: Mapping[str, int] = field(default_factory=dict)
     """What a block needs, where the device says so: registers, shared and local bytes."""
+    includes: Mapping[str, str] = field(default_factory=dict)
+    """Files beside the compiler's and brickline's own that it read, with their SHA-256."""
 
 
 @dataclass(frozen=True)

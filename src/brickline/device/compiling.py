@@ -15,11 +15,16 @@ _CONTEXT_LINES = 2
 
 def headers_digest(paths: list[Path]) -> str:
     """Return a hash of the headers that a kernel's text includes."""
-    return sha256("".join(map(_file_digest, paths)).encode()).hexdigest()
+    return sha256("".join(map(_header_digest, paths)).encode()).hexdigest()
 
 
 @cache
-def _file_digest(path: Path) -> str:
+def _header_digest(path: Path) -> str:
+    return file_digest(path)  # of this installation: it does not change under a process
+
+
+def file_digest(path: Path) -> str:
+    """Return a hash of a file's contents."""
     return sha256(path.read_bytes()).hexdigest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 from brickline import _core
 from brickline.buffers import Buffer, aligned_memory, copy_host
 from brickline.device.base import Compiled, Device, Limits, Program
-from brickline.device.compiling import compile_error, headers_digest
+from brickline.device.compiling import compile_error, file_digest, headers_digest
 from brickline.errors import CompileError, DeviceError
 from brickline.kernel import Kernel
 from brickline.kernel_source import INCLUDE_DIRECTORY, cpu_source, entry_point, headers
@@ -115,11 +116,11 @@ def _processor() -> str:
 
 def _run_compiler(
     compiler: Compiler, kernel: Kernel, source: str, directory: str
-) -> tuple[bytes, str]:
-    """Return the shared object, and what the compiler said of it."""
-    target = Path(directory) / "kernel.so"
-    flags = (*compiler.flags(kernel.language), f"-I{INCLUDE_DIRECTORY}")
-    command = [*compiler.command, *flags, "-o", str(target), "-", "-lm"]
+) -> tuple[bytes, str, dict[str, str]]:
+    """Return the shared object, what the compiler said of it, and which files it read."""
+    target, listing = Path(directory) / "kernel.so", Path(directory) / "kernel.d"
+    flags = (*compiler.flags(kernel.language), f"-I{INCLUDE_DIRECTORY}", "-MMD", "-MF", listing)
+    command = [*compiler.command, *map(str, flags), "-o", str(target), "-", "-lm"]
     shown = " ".join(command)
     try:
         done = subprocess.run(
@@ -141,7 +142,23 @@ def _run_compiler(
     if done.returncode != 0:
         nothing = f"the compiler ended with status {done.returncode} and said nothing"
         raise compile_error(kernel, log.strip() or nothing, shown)
-    return target.read_bytes(), log
+    return target.read_bytes(), log, _included(listing)
+
+
+def _included(listing: Path) -> dict[str, str]:
+    """Return the files of a compiler's list that are neither its own nor brickline's."""
+    try:
+        text = listing.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        return {}
+    names = shlex.split(text.partition(":")[2].replace("\\\n", " "))
+    paths = [Path(name) for name in names if Path(name).is_file()]
+    own = INCLUDE_DIRECTORY.resolve()
+    return {
+        str(path.resolve()): file_digest(path)
+        for path in paths
+        if not path.resolve().is_relative_to(own)
+    }
 
 
 class CpuDevice(Device):
@@ -172,7 +189,7 @@ class CpuDevice(Device):
         compiler, source = find_compiler(), cpu_source(kernel)
         try:
             with tempfile.TemporaryDirectory(prefix="brickline-") as directory:
-                binary, log = _run_compiler(compiler, kernel, source, directory)
+                binary, log, includes = _run_compiler(compiler, kernel, source, directory)
         except OSError as error:
             raise DeviceError(
                 f"kernel {kernel.name} cannot be compiled with {compiler.command[0]}: {error}; see "
@@ -180,7 +197,7 @@ class CpuDevice(Device):
                 "BRICKLINE_CXX"
             ) from error
         resources = {"code_bytes": len(binary)}
-        return Compiled(binary, entry_point(kernel), source, log, resources)
+        return Compiled(binary, entry_point(kernel), source, log, resources, includes)
 
     def load(self, compiled: Compiled) -> Program:
         """Load a shared object from memory."""
