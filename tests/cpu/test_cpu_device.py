@@ -736,3 +736,18 @@ def test_a_buffer_at_an_address_of_its_own() -> None:
     assert memory.tolist() == [0, 1, 2, 3, 4, 0, 10, 20, 30, 40]
     with pytest.raises(LaunchError, match="shares 16 bytes with x"):
         scale.launch(x, Buffer.at_address(address + 4, (5,), "f32", owner=memory), 5, 10.0)
+
+
+def test_events_of_the_host_are_its_clock() -> None:
+    first, second = CPU.event(), CPU.event()
+    first.record()
+    time.sleep(0.01)
+    second.record()
+    second.wait()
+    assert second.ns_since(first) >= 10_000_000
+    with pytest.raises(DeviceError, match="no streams"):
+        first.record(stream=3)
+    with pytest.raises(DeviceError, match="call record on both"):
+        CPU.event().ns_since(first)
+    assert open_device("NULL").event().ns_since(first) == 0
+    assert CPU.clock().name == "CPU"

@@ -168,6 +168,25 @@ def test_guard_zones_find_a_write_out_of_bounds(device, cache):
         launch_guarded(cached, device, {"x": buffer, "n": 16})
 
 
+def test_events_time_what_lies_between_them(torch, device):
+    a = torch.randn(4096, 4096, device="cuda")
+    torch.mm(a, a)
+    first, second = device.event(), device.event()
+    mine = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    torch.cuda.synchronize()
+    mine[0].record()
+    first.record()
+    for _ in range(10):
+        torch.mm(a, a)
+    second.record()
+    mine[1].record()
+    second.wait()
+    torch.cuda.synchronize()
+    assert second.ns_since(first) == pytest.approx(mine[0].elapsed_time(mine[1]) * 1e6, rel=0.05)
+    with pytest.raises(DeviceError, match="expected an event of CUDA:0"):
+        second.ns_since(open_device("CPU").event())
+
+
 def test_a_new_thread_may_launch(device, cache):
     cached = cache.get_or_compile(scale(), "CUDA:0")
     buffer = device.from_numpy(np.ones(4096, np.float32))

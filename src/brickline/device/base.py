@@ -141,6 +141,27 @@ class Program:
     """CUDA: address of the word that single-source kernels write their faults to."""
 
 
+class Event(ABC):
+    """A moment in a stream of a device."""
+
+    @abstractmethod
+    def record(self, stream: Any = None) -> None:
+        """Take the moment at which the stream gets here.
+
+        Args:
+            stream: A stream of torch, CuPy or cuda-core, or a handle. Default: torch's current
+                one, else the default stream.
+        """
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until the stream has got there."""
+
+    @abstractmethod
+    def ns_since(self, earlier: Event) -> float:
+        """Return the time from another event of this device to this one; waits for both."""
+
+
 class Device(ABC):
     """One device of this machine.
 
@@ -185,6 +206,14 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for everything launched so far."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """Return an event that was not recorded yet."""
+
+    def clock(self, stream: Any = None) -> Clock:
+        """Return what times bricks on this device; see `open_clock`."""
+        return open_clock(self.name, stream)
 
     def to_numpy(self, buffer: Buffer) -> NDArray[Any]:
         """Return a copy of a buffer of this device as a NumPy array, when all launches are done."""

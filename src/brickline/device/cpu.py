@@ -23,7 +23,7 @@ from typing import Any
 
 from brickline import _core
 from brickline.buffers import Buffer, aligned_memory, copy_host
-from brickline.device.base import Compiled, Device, Limits, Program
+from brickline.device.base import Compiled, Device, Event, Limits, Program
 from brickline.device.compiling import compile_error, file_digest, headers_digest
 from brickline.errors import CompileError, DeviceError
 from brickline.kernel import Kernel
@@ -161,6 +161,28 @@ def _included(listing: Path) -> dict[str, str]:
     }
 
 
+class HostEvent(Event):
+    """A moment of the host: what was launched before it is done."""
+
+    def __init__(self) -> None:
+        self._ns: int | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Read the host's clock."""
+        if stream is not None:
+            raise DeviceError("CPU has no streams; leave stream= out")
+        self._ns = _core.monotonic_ns()
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def ns_since(self, earlier: Event) -> float:
+        """Return the host's time between two moments."""
+        if not isinstance(earlier, HostEvent) or earlier._ns is None or self._ns is None:
+            raise DeviceError("expected two recorded events of CPU; call record on both first")
+        return float(self._ns - earlier._ns)
+
+
 class CpuDevice(Device):
     """The host itself. A launch runs in the calling thread and is done when it returns."""
 
@@ -217,6 +239,10 @@ class CpuDevice(Device):
 
     def synchronize(self) -> None:
         """Return at once: a launch is done when it returns."""
+
+    def event(self) -> HostEvent:
+        """Return an event of the host."""
+        return HostEvent()
 
 
 def open_device(number: int) -> CpuDevice:

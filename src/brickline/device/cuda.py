@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from brickline.buffers import Buffer, check_copy
-from brickline.device.base import Compiled, Device, Limits, Program
+from brickline.device.base import Compiled, Device, Event, Limits, Program
 from brickline.device.compiling import compile_error, headers_digest
+from brickline.device.cuda_context import current_stream, stream_handle
 from brickline.errors import DeviceError, LaunchError
 from brickline.kernel import Kernel
 from brickline.kernel_source import INCLUDE_DIRECTORY, cuda_source, entry_point, headers
@@ -180,10 +181,49 @@ class CudaDevice(Device):
             f"its suspects one by one with CachedKernel.launch_guarded"
         )
 
+    def event(self) -> CudaEvent:
+        """Return an event of CUDA's driver."""
+        return CudaEvent(self)
+
     def _check(self, result: Any) -> None:
         status = result[0]
         if int(status) != 0:
             raise DeviceError(f"{self.name}: CUDA's driver says {status.name}")
+
+
+class CudaEvent(Event):
+    """An event of CUDA's driver."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        device._device.set_current()
+        status, self._event = device._driver.cuEventCreate(0)
+        device._check((status,))
+
+    def record(self, stream: Any = None) -> None:
+        """Enqueue the event."""
+        number = self._device.number
+        handle = current_stream(number) if stream is None else stream_handle(stream)
+        self._device._check(self._device._driver.cuEventRecord(self._event, handle))
+
+    def wait(self) -> None:
+        """Wait until the stream has got there."""
+        self._device._check(self._device._driver.cuEventSynchronize(self._event))
+
+    def ns_since(self, earlier: Event) -> float:
+        """Return the device's time between two events."""
+        if not isinstance(earlier, CudaEvent) or earlier._device is not self._device:
+            raise DeviceError(f"expected an event of {self._device.name}, got {earlier!r}")
+        self.wait()
+        earlier.wait()
+        status, milliseconds = self._device._driver.cuEventElapsedTime(earlier._event, self._event)
+        self._device._check((status,))
+        return float(milliseconds) * 1e6
+
+    def __del__(self) -> None:
+        event = getattr(self, "_event", None)
+        if event is not None:
+            self._device._driver.cuEventDestroy(event)
 
 
 class _Memory:

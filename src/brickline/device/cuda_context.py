@@ -30,6 +30,14 @@ def stream_handle(stream: Any) -> int:
     )
 
 
+def current_stream(number: int) -> int:
+    """Return the handle of torch's current stream, or of the default stream without torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return 0
+    return int(torch._C._cuda_getCurrentRawStream(number))
+
+
 @contextmanager
 def current_device(number: int) -> Iterator[Callable[[int], int] | None]:
     """Make the primary context current; give torch's look-up of the current stream, if loaded."""

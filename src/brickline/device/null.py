@@ -7,9 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brickline.buffers import ALIGNMENT, Buffer, check_copy
-from brickline.device.base import Compiled, Device, Limits, Program
+from brickline.device.base import Compiled, Device, Event, Limits, Program
 from brickline.kernel import Kernel
 from brickline.kernel_source import entry_point
+
+
+class NullEvent(Event):
+    """A moment like any other: no time passes here."""
+
+    def record(self, stream: Any = None) -> None:
+        """Take no moment."""
+
+    def wait(self) -> None:
+        """Wait for nothing."""
+
+    def ns_since(self, earlier: Event) -> float:
+        """Return 0."""
+        return 0.0
 
 
 class NullDevice(Device):
@@ -50,6 +64,10 @@ class NullDevice(Device):
 
     def synchronize(self) -> None:
         """Wait for nothing."""
+
+    def event(self) -> NullEvent:
+        """Return an event at which no time passes."""
+        return NullEvent()
 
 
 def open_device(number: int) -> NullDevice:
