@@ -1,14 +1,17 @@
 """NumPy's view of the structs in `include/brickline/abi.h`.
 
 Knows layouts only. `tests/contracts/test_abi.py` holds every size and offset against the compiled
-core, so a field added on one side alone fails.
+core, so a field added on one side alone fails. The dtypes are made when they are first asked for:
+a program that only records need not load NumPy.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 FORMAT_VERSION = 1
 """Version of the spool and of the run that holds it."""
@@ -65,137 +68,148 @@ class RecordFlag(IntFlag):
     EXACT = 128
 
 
-RECORD = np.dtype(
-    [
-        ("start", "<u8"),
-        ("end", "<u8"),
-        ("slot", "<u4"),
-        ("elements_low", "<u4"),
-        ("depth", "u1"),
-        ("phase", "u1"),
-        ("flags", "u1"),
-        ("elements_high", "u1"),
-        ("step", "<u4"),
-    ]
-)
+_RECORD = [
+    ("start", "<u8"),
+    ("end", "<u8"),
+    ("slot", "<u4"),
+    ("elements_low", "<u4"),
+    ("depth", "u1"),
+    ("phase", "u1"),
+    ("flags", "u1"),
+    ("elements_high", "u1"),
+    ("step", "<u4"),
+]
 
-NODE = np.dtype(
-    [
-        ("slot", "<u4"),
-        ("phase", "<u2"),
-        ("reserved16", "<u2"),
-        ("count", "<u8"),
-        ("timed", "<u8"),
-        ("total_ns", "<u8"),
-        ("min_ns", "<u8"),
-        ("max_ns", "<u8"),
-        ("shift_ns", "<u8"),
-        ("sum_squares", "<f8"),
-        ("exclusive_ns", "<u8"),
-        ("exclusive_count", "<u8"),
-        ("elements", "<u8"),
-        ("timed_elements", "<u8"),
-        ("bytes_in", "<u8"),
-        ("bytes_out", "<u8"),
-        ("flops", "<f8"),
-        ("cycles", "<u8"),
-        ("min_cycles", "<u8"),
-        ("max_cycles", "<u8"),
-        ("cycles_count", "<u8"),
-        ("host_ns", "<u8"),
-        ("host_bound", "<u8"),
-        ("out_of_order", "<u8"),
-        ("approximate", "<u8"),
-        ("first_ns", "<u8"),
-        ("last_ns", "<u8"),
-        ("zero_count", "<u8"),
-        ("chunk", "<u4", (HIST_CHUNKS,)),
-        ("batch", "<u8"),
-        ("reserved", "<u8"),
-    ]
-)
+_NODE = [
+    ("slot", "<u4"),
+    ("phase", "<u2"),
+    ("reserved16", "<u2"),
+    ("count", "<u8"),
+    ("timed", "<u8"),
+    ("total_ns", "<u8"),
+    ("min_ns", "<u8"),
+    ("max_ns", "<u8"),
+    ("shift_ns", "<u8"),
+    ("sum_squares", "<f8"),
+    ("exclusive_ns", "<u8"),
+    ("exclusive_count", "<u8"),
+    ("elements", "<u8"),
+    ("timed_elements", "<u8"),
+    ("bytes_in", "<u8"),
+    ("bytes_out", "<u8"),
+    ("flops", "<f8"),
+    ("cycles", "<u8"),
+    ("min_cycles", "<u8"),
+    ("max_cycles", "<u8"),
+    ("cycles_count", "<u8"),
+    ("host_ns", "<u8"),
+    ("host_bound", "<u8"),
+    ("out_of_order", "<u8"),
+    ("approximate", "<u8"),
+    ("first_ns", "<u8"),
+    ("last_ns", "<u8"),
+    ("zero_count", "<u8"),
+    ("chunk", "<u4", (HIST_CHUNKS,)),
+    ("batch", "<u8"),
+    ("reserved", "<u8"),
+]
 
-CELL = np.dtype(
-    [
-        ("slot", "<u4"),
-        ("row", "<u4"),
-        ("column", "<u4"),
-        ("reserved32", "<u4"),
-        ("count", "<u8"),
-        ("total_ns", "<u8"),
-        ("min_ns", "<u8"),
-        ("max_ns", "<u8"),
-        ("flops", "<f8"),
-        ("batch", "<u8"),
-    ]
-)
+_CELL = [
+    ("slot", "<u4"),
+    ("row", "<u4"),
+    ("column", "<u4"),
+    ("reserved32", "<u4"),
+    ("count", "<u8"),
+    ("total_ns", "<u8"),
+    ("min_ns", "<u8"),
+    ("max_ns", "<u8"),
+    ("flops", "<f8"),
+    ("batch", "<u8"),
+]
 
-BIN = np.dtype([("node", "<u4"), ("index", "<i4"), ("count", "<u8")])
+_BIN = [("node", "<u4"), ("index", "<i4"), ("count", "<u8")]
 """One filled histogram bucket: row in the node array, bucket index (base 2, scale 4), count."""
 
-SLOT = np.dtype(
-    [
-        ("slot", "<u4"),
-        ("kind", "<u4"),
-        ("name", "<u4"),
-        ("brick", "<i4"),
-        ("layer", "<i4"),
-        ("category", "<u4"),
-        ("level", "<u4"),
-        ("owner", "<u4"),
-    ]
-)
+_SLOT = [
+    ("slot", "<u4"),
+    ("kind", "<u4"),
+    ("name", "<u4"),
+    ("brick", "<i4"),
+    ("layer", "<i4"),
+    ("category", "<u4"),
+    ("level", "<u4"),
+    ("owner", "<u4"),
+]
 
-TRACE = np.dtype(
-    [
-        ("trace", "<u8"),
-        ("parent", "<u8"),
-        ("kernel_hash", "<u8"),
-        ("stream", "<u8"),
-        ("entries", "<u8"),
-        ("timed", "<u8"),
-        ("enqueue_ns", "<i8"),
-        ("start_ns", "<i8"),
-        ("end_ns", "<i8"),
-        ("item", "<i8"),
-        ("input_checksum", "<u8"),
-        ("output_checksum", "<u8"),
-        ("name", "<u4"),
-        ("slot", "<u4"),
-        ("layer", "<i4"),
-        ("position", "<u4"),
-        ("ordinal", "<u4"),
-        ("rank", "<u4"),
-        ("process", "<u4"),
-        ("thread", "<u4"),
-        ("device", "<i4"),
-        ("step", "<u4"),
-        ("clock_domain", "<u4"),
-        ("worker", "<i4"),
-        ("region", "<i4"),
-        ("params", "<u4"),
-        ("backend", "<u4"),
-        ("phase", "u1"),
-        ("direction", "u1"),
-        ("has_checksums", "u1"),
-        ("reserved", "u1"),
-    ]
-)
+_TRACE = [
+    ("trace", "<u8"),
+    ("parent", "<u8"),
+    ("kernel_hash", "<u8"),
+    ("stream", "<u8"),
+    ("entries", "<u8"),
+    ("timed", "<u8"),
+    ("enqueue_ns", "<i8"),
+    ("start_ns", "<i8"),
+    ("end_ns", "<i8"),
+    ("item", "<i8"),
+    ("input_checksum", "<u8"),
+    ("output_checksum", "<u8"),
+    ("name", "<u4"),
+    ("slot", "<u4"),
+    ("layer", "<i4"),
+    ("position", "<u4"),
+    ("ordinal", "<u4"),
+    ("rank", "<u4"),
+    ("process", "<u4"),
+    ("thread", "<u4"),
+    ("device", "<i4"),
+    ("step", "<u4"),
+    ("clock_domain", "<u4"),
+    ("worker", "<i4"),
+    ("region", "<i4"),
+    ("params", "<u4"),
+    ("backend", "<u4"),
+    ("phase", "u1"),
+    ("direction", "u1"),
+    ("has_checksums", "u1"),
+    ("reserved", "u1"),
+]
 
-OPERAND = np.dtype(
-    [
-        ("trace", "<u8"),
-        ("tensor", "<u8"),
-        ("fingerprint", "<u8"),
-        ("role", "<u4"),
-        ("index", "<u4"),
-        ("version", "<u4"),
-        ("dtype", "<u4"),
-        ("dimensions", "<u4"),
-        ("reserved", "<u4"),
-        ("shape", "<i8", (8,)),
-        ("strides", "<i8", (8,)),
-    ]
-)
+_OPERAND = [
+    ("trace", "<u8"),
+    ("tensor", "<u8"),
+    ("fingerprint", "<u8"),
+    ("role", "<u4"),
+    ("index", "<u4"),
+    ("version", "<u4"),
+    ("dtype", "<u4"),
+    ("dimensions", "<u4"),
+    ("reserved", "<u4"),
+    ("shape", "<i8", (8,)),
+    ("strides", "<i8", (8,)),
+]
 
-FACT = np.dtype([("name", "<u4"), ("reserved", "<u4"), ("value", "<f8")])
+_FACT = [("name", "<u4"), ("reserved", "<u4"), ("value", "<f8")]
+
+_LAYOUTS: dict[str, list[Any]] = {
+    "RECORD": _RECORD,
+    "NODE": _NODE,
+    "CELL": _CELL,
+    "BIN": _BIN,
+    "SLOT": _SLOT,
+    "TRACE": _TRACE,
+    "OPERAND": _OPERAND,
+    "FACT": _FACT,
+}
+
+
+def __getattr__(name: str) -> np.dtype[Any]:
+    """Make a dtype."""
+    layout = _LAYOUTS.get(name)
+    if layout is None:
+        raise AttributeError(f"module 'brickline.abi' has no attribute {name!r}")
+    import numpy as np
+
+    dtype: np.dtype[Any] = np.dtype(layout)
+    globals()[name] = dtype
+    return dtype

@@ -30,8 +30,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from brickline import abi
 from brickline.circumstances import (
     changed_circumstances,
@@ -438,7 +436,7 @@ def _json_value(value: Any) -> Any:
         return {str(key): _json_value(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json_value(entry) for entry in value]
-    if isinstance(value, np.generic):
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
         return _json_value(value.item())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None

@@ -14,16 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from brickline import _core, abi
 from brickline.errors import RunDamaged, RunError, RunVersion
 from brickline.graph_rows import NO_STRING, GraphTables, detail_dtype, edge_dtype, node_dtype
 
-Rows: TypeAlias = NDArray[Any]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Rows: TypeAlias = "NDArray[Any]"
 
 _NAME = re.compile(r"(\d+)-(\d+)\.spool")
 _HEAD = struct.Struct("<8s4IQ2I")  # SpoolHeader in abi.h from its start up to `closed`
@@ -128,6 +129,8 @@ def stamp_of_spool(spool: Path) -> tuple[int, int]:
 def _part_from_snapshot(
     spool: Path, snapshot: Mapping[str, Any], stamp: tuple[int, int], final: bool
 ) -> Part:
+    import numpy as np  # what only records does not read
+
     tables, strings = snapshot["tables"], snapshot["strings"]
 
     def rows(table: abi.Table, dtype: np.dtype[Any]) -> Rows:
@@ -175,6 +178,8 @@ def _part_from_snapshot(
 
 def _graph_from_tables(tables: Mapping[int, bytes]) -> GraphTables:
     """Return the newest graph: a row of ones in each table marks where the one before ended."""
+    import numpy as np
+
     kinds = (abi.Table.GRAPH_NODE, abi.Table.GRAPH_EDGE, abi.Table.GRAPH_DETAIL)
     dtypes = (node_dtype(), edge_dtype(), detail_dtype())
     found = [
@@ -189,6 +194,8 @@ def _graph_from_tables(tables: Mapping[int, bytes]) -> GraphTables:
 
 
 def _since_clear(rows: Rows) -> tuple[Rows, int]:
+    import numpy as np
+
     ones = (rows.view(np.uint8).reshape(len(rows), rows.itemsize) == 0xFF).all(axis=1)
     marks = np.flatnonzero(ones)
     return (rows[marks[-1] + 1 :], len(marks)) if len(marks) else (rows, 0)

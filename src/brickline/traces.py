@@ -11,8 +11,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from brickline import abi
 from brickline.errors import CountError, UsageError
 from brickline.timers import checked_count
@@ -67,6 +65,8 @@ class Traces:
         core = self._core
         if not core.is_enabled():
             return None
+        import numpy as np
+
         now_ns, where = core._now_ns(), core._where()
         self._count += 1
         row = np.zeros(1, abi.TRACE)

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from brickline.buffers import Buffer, aligned_memory, as_buffer
 from brickline.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from brickline import _core
+    from brickline.buffers import Buffer
     from brickline.kernel import Kernel
 
 
@@ -217,12 +217,16 @@ class Device(ABC):
 
     def to_numpy(self, buffer: Buffer) -> NDArray[Any]:
         """Return a copy of a buffer of this device as a NumPy array, when all launches are done."""
+        from brickline.buffers import aligned_memory  # loads NumPy, which a clock does not need
+
         host = aligned_memory(buffer.shape, buffer.dtype)
         self.copy(host, buffer)
         return host.numpy()
 
     def from_numpy(self, array: NDArray[Any]) -> Buffer:
         """Return memory of this device with a copy of an array."""
+        from brickline.buffers import as_buffer
+
         source = as_buffer(array)
         target = self.allocate(source.shape, source.dtype)
         self.copy(target, source)
