@@ -75,10 +75,21 @@ HandleObject* handle_of(PyObject* bound) {
     return reinterpret_cast<HandleObject*>(reinterpret_cast<char*>(bound) - offsetof(HandleObject, bound));
 }
 
+// A handle whose last reference went while its callable was still held: `with` lets go of what it
+// enters before it enters it, and another thread may have taken its place among the cached ones.
+PyObject* revived(HandleObject* handle) {
+    PyObject* object = PyObject_Init(reinterpret_cast<PyObject*>(handle), Py_TYPE(handle));
+    Py_INCREF(reinterpret_cast<PyObject*>(&handle->bound));
+    PyObject_GC_Track(object);
+    return object;
+}
+
 PyObject* bound_call(PyObject* self, PyObject* const*, size_t flagged, PyObject*) {
     HandleObject* handle = handle_of(self);
     if (PyVectorcall_NARGS(flagged) == 0) {
-        return enter(handle) ? Py_NewRef(reinterpret_cast<PyObject*>(handle)) : nullptr;
+        if (!enter(handle)) return nullptr;
+        if (Py_REFCNT(reinterpret_cast<PyObject*>(handle)) == 0) [[unlikely]] return revived(handle);
+        return Py_NewRef(reinterpret_cast<PyObject*>(handle));
     }
     if (!exit(handle)) return nullptr;
     Py_RETURN_NONE;
@@ -150,6 +161,7 @@ void handle_dealloc(PyObject* self) {
     HandleObject* handle = as_handle(self);
     PyObject_GC_UnTrack(self);
     if (handle->weakrefs) PyObject_ClearWeakRefs(self);
+    handle->weakrefs = nullptr;
     Py_DECREF(reinterpret_cast<PyObject*>(&handle->bound));
 }
 

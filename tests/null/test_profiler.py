@@ -302,6 +302,26 @@ def test_a_marked_handle_outlives_its_names(p: BrickProfiler) -> None:
     assert (stats.total_elements, stats.total_bytes, stats.total_ns) == (3, 5, 4)
 
 
+def test_a_handle_may_die_between_its_look_up_and_its_entry(p: BrickProfiler) -> None:
+    """As in `with p.brick(...)` when another thread takes its place in the cache meanwhile."""
+    for number in range(200):
+        handle = p.brick("Dying", elements=3, bytes=number + 1)
+        enter, leave = handle.__enter__, handle.__exit__
+        del handle
+        for other in range(1200):
+            p.brick("Other", elements=other, bytes=number + 5)
+        entered = enter()
+        p.advance(1)
+        assert (entered.name, entered.bytes) == ("Dying", number + 1)
+        leave(None, None, None)
+        if number % 2:
+            del leave, enter  # whichever goes last
+        assert entered.elements == 3
+    stats = p.brick_stats("Dying")
+    assert (stats.count, stats.total_ns) == (200, 200)
+    gc.collect()
+
+
 def test_reset_forgets_a_marked_handle(p: BrickProfiler) -> None:
     handle = p.brick("Kept", elements=3)
     before = sys.getrefcount(handle)
