@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -107,15 +108,20 @@ def test_ctrl_c_leaves_a_terminal_cleanly_and_the_process_running(tmp_path: Path
             stdout=theirs,
             stderr=theirs,
             env=os.environ | {"TERM": "xterm", "COLUMNS": "90", "LINES": "30"},
+            # A suite that runs in the background inherits a Ctrl-C that is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
+        giving_up = threading.Timer(60, watching.kill)
+        giving_up.start()
         shown = b""
-        while b"RmsNorm" not in shown:
-            shown += os.read(ours, 65536)
-        watching.send_signal(signal.SIGINT)
-        with suppress(OSError):
+        with suppress(OSError):  # reading a terminal that nobody holds any more
+            while b"RmsNorm" not in shown:
+                shown += os.read(ours, 65536)
+            watching.send_signal(signal.SIGINT)
             while more := os.read(ours, 65536):
                 shown += more
+        giving_up.cancel()
         os.close(ours)
         assert watching.wait(10) == 0
         assert recording.poll() is None
@@ -144,8 +150,13 @@ def test_a_process_that_has_ended_and_was_not_waited_for():
 
 
 def test_a_process_that_records_nothing():
-    with pytest.raises(ProcessError, match="records no bricks; enable"):
-        WatchedProcess(os.getppid())
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with pytest.raises(ProcessError, match="records no bricks; enable"):
+            WatchedProcess(idle.pid)
+    finally:
+        idle.kill()
+        idle.wait()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
