@@ -240,8 +240,12 @@ def _from_cuda_interface(array: Any) -> Buffer:
 
 
 def _from_dlpack(array: Any) -> Buffer:
-    capsule = array.__dlpack__()
-    address, shape, strides, code, bits, lanes, kind, number = _core.dlpack_facts(capsule)
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))  # which says what is read-only
+    except TypeError:
+        capsule = array.__dlpack__()
+    facts = _core.dlpack_facts(capsule)
+    address, shape, strides, code, bits, lanes, kind, number, read_only = facts
     dtype = _BY_DLPACK.get((code, bits)) if lanes == 1 else None
     if dtype is None:
         raise LaunchError(f"no dtype of ours is DLPack's ({code}, {bits} bits, {lanes} lanes)")
@@ -250,7 +254,13 @@ def _from_dlpack(array: Any) -> Buffer:
     if strides is not None and not _is_dense(shape, strides, 1):
         _refuse_strides(strides, "a contiguous copy")
     return Buffer.at_address(
-        address, shape, dtype, kind=kind, number=number if kind == _CUDA else 0, owner=capsule
+        address,
+        shape,
+        dtype,
+        kind=kind,
+        number=number if kind == _CUDA else 0,
+        read_only=read_only,
+        owner=capsule,
     )
 
 

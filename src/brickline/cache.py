@@ -43,7 +43,7 @@ class CachedKernel:
     var_names: tuple[str, ...]
     """Scalar arguments in positional order."""
     globals: tuple[int, ...]
-    """Buffer slots in argument order."""
+    """The place in the signature of every buffer: slot k is argument ``globals[k]``."""
     outs: tuple[int, ...]
     """Slots that are written."""
     ins: tuple[int, ...]
@@ -52,7 +52,7 @@ class CachedKernel:
     """Whether a host scheduler may overlap it with other kernels."""
     global_size: tuple[Expr, Expr, Expr]
     local_size: tuple[Expr, Expr, Expr] | None
-    """None where the kernel is launched by its global id alone."""
+    """Lanes of a block; None of plain C, which is called once."""
     kernel: Kernel | None
     """The declaration; None where another library compiled it."""
     key: str
@@ -60,6 +60,11 @@ class CachedKernel:
     launch: Callable[..., None]
     """Call it with the arguments of the kernel, by position or by name."""
     resources: Mapping[str, int] = field(default_factory=dict)
+    """Registers, shared and local bytes of a block, where the device says so."""
+    includes: Mapping[str, str] = field(default_factory=dict)
+    """Files that the source includes by itself, with their SHA-256."""
+    log: str = ""
+    """What the compiler said: its warnings."""
     nbytes: int = 0
 
     def __repr__(self) -> str:
@@ -118,6 +123,10 @@ class KernelCache:
         memory_bytes: int = 256 << 20,
         disk: bool = True,
     ) -> None:
+        if not isinstance(memory_bytes, int) or isinstance(memory_bytes, bool) or memory_bytes < 0:
+            raise UsageError(
+                f"memory_bytes: expected a whole number from 0 on, got {memory_bytes!r}"
+            )
         self._store = KernelStore(directory, max_bytes) if disk else None
         self._memory_bytes = memory_bytes
         self._reset()
@@ -163,7 +172,7 @@ class KernelCache:
         place = (kernel.digest, name)
         with self._lock:
             found = self._recent.get(place)
-            if found is not None:  # the way of nearly every call
+            if found is not None and not found.includes:  # the way of nearly every call
                 self._recent.move_to_end(place)
                 self._counts["hits"] += 1
                 return found
@@ -172,6 +181,9 @@ class KernelCache:
         while True:
             with self._lock:
                 found = self._alive.get(place)
+                if found is not None and not _are_current(found.includes):
+                    self._forget(place)
+                    found = None
                 if found is not None:
                     self._counts["hits"] += 1
                     self._remember(place, found)
@@ -197,10 +209,12 @@ class KernelCache:
         return None if self._store is None else self._store.gc(max_bytes)
 
     def clear(self) -> Removed | None:
-        """Forget everything, in memory and on disk; what is in use stays loaded while it is."""
+        """Drop what nobody uses from memory, and everything from disk.
+
+        A kernel that is in use stays loaded, and asking for it gives the same object.
+        """
         with self._lock:
             self._recent.clear()
-            self._alive.clear()
             self._nbytes = 0
         return None if self._store is None else self._store.clear()
 
@@ -215,20 +229,23 @@ class KernelCache:
     ) -> CachedKernel:
         """Load or compile for all who wait."""
         try:
-            flight.result = self._load_or_compile(kernel, device)
+            result = self._load_or_compile(kernel, device)
+            with self._lock:
+                self._alive[place] = result
+                self._remember(place, result)
+            flight.result = result
         except BaseException as error:
             flight.error = error
+            with self._lock:
+                self._counts["failures"] += 1
             raise
         finally:
-            with self._lock:
-                self._flights.pop(place, None)
-                if flight.result is not None:
-                    self._alive[place] = flight.result
-                    self._remember(place, flight.result)
-                else:
-                    self._counts["failures"] += 1
-            flight.done.set()
-        return flight.result
+            try:
+                with self._lock:
+                    self._flights.pop(place, None)
+            finally:  # whatever happens, nobody waits for ever
+                flight.done.set()
+        return result
 
     def _wait(self, flight: _Flight, kernel: Kernel) -> CachedKernel | None:
         """Return what another thread makes; None where that thread was interrupted."""
@@ -320,8 +337,17 @@ class KernelCache:
             key=key,
             launch=make_launcher(kernel, device, program),
             resources=compiled.resources,
+            includes=compiled.includes,
+            log=compiled.log,
             nbytes=len(compiled.binary) + len(compiled.source),
         )
+
+    def _forget(self, place: tuple[str, str]) -> None:
+        """Let go of a kernel that is out of date."""
+        self._alive.pop(place, None)
+        dropped = self._recent.pop(place, None)
+        if dropped is not None:
+            self._nbytes -= dropped.nbytes
 
     def _remember(self, place: tuple[str, str], cached: CachedKernel) -> None:
         """Keep a kernel as the one used last; what is dropped lives on where it is in use."""

@@ -35,6 +35,8 @@ __all__ = ["BLOCK_INDEX", "Access", "Kernel", "LaunchShape", "Param", "Scalar"]
 
 Language: TypeAlias = Literal["block", "cuda", "c"]
 
+MAX_ARGUMENTS = 64
+"""As many as the launcher has places for."""
 DEFAULT_LANES = 128
 """Lanes per block of a single-source kernel: four warps fill an SM at any register count."""
 
@@ -395,7 +397,17 @@ def _check_flags(
 def _arguments(
     signature: Sequence[Param | Scalar], entry: str, where: str
 ) -> tuple[Param | Scalar, ...]:
+    if not isinstance(signature, Sequence) or isinstance(signature, str):
+        raise KernelError(
+            f"expected the signature as a list of Param and Scalar, got {signature!r:.80} - at "
+            f"{where}"
+        )
     arguments = tuple(signature)
+    if len(arguments) > MAX_ARGUMENTS:
+        raise KernelError(
+            f"expected at most {MAX_ARGUMENTS} arguments, got {len(arguments)} - at {where}; put "
+            "several values into one buffer"
+        )
     for place, argument in enumerate(arguments):
         if not isinstance(argument, Param | Scalar):
             raise KernelError(

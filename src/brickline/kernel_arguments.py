@@ -25,6 +25,7 @@ Accumulate: TypeAlias = Literal["add", "max", "min"]
 BLOCK_INDEX = tuple(Variable(f"block_{axis}", 0, 2**32 - 2) for axis in "xyz")
 """The place of a block in the grid, for `Param.touches`."""
 MAX_ALIGN = 4096
+MAX_DIMENSIONS = 8
 _DEFAULT_HIGH = {"i64": 2**62, "i32": 2**31 - 1}
 _SCALAR_DTYPES = (*_DEFAULT_HIGH, "f64", "f32")
 
@@ -107,6 +108,11 @@ class Param:
             accumulate=accumulate,
             align=_alignment(found, align, where),
         )
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise KernelError(
+                f"expected at most {MAX_DIMENSIONS} dimensions, got {len(self.shape)} - at "
+                f"{where}; merge some"
+            )
         _check_accumulate(accumulate, self.access, where)
         if self.touches is not None and len(self.touches) != 2:
             raise KernelError(

@@ -14,7 +14,7 @@ import numpy as np
 
 from brickline import _core
 from brickline.buffers import Buffer, as_buffer
-from brickline.device.base import Device, Program
+from brickline.device.base import Device, Program, open_device
 from brickline.dtypes import DTYPES
 from brickline.errors import LaunchError
 from brickline.kernel import Kernel, Param, Scalar
@@ -75,14 +75,15 @@ def _as_argument(value: Any, kernel: str, name: str) -> Buffer:
         raise LaunchError(f"kernel {kernel}: {name}: {error}") from error
 
 
-def launch_guarded(cached: CachedKernel, device: Device, arguments: Mapping[str, Any]) -> None:
+def launch_guarded(cached: CachedKernel, arguments: Mapping[str, Any]) -> None:
     """Launch once with guard zones around every buffer, and wait for it.
 
-    Buffers are copied between zones of `GUARD_BYTES` bytes; what the kernel writes is copied back.
+    Buffers are copied between zones of `GUARD_BYTES` bytes on either side, and what the kernel
+    writes is copied back where nothing was written outside. A write that lands beyond the zones is
+    not seen.
 
     Args:
         cached: The kernel.
-        device: Where it runs.
         arguments: Its arguments by name.
 
     Raises:
@@ -94,27 +95,51 @@ def launch_guarded(cached: CachedKernel, device: Device, arguments: Mapping[str,
     if not cached.program.function:  # NULL executes nothing, and its memory has no contents
         cached.launch(**arguments)
         return
-    guarded = dict(arguments)
-    zones: list[tuple[Param, Buffer, Buffer, Buffer]] = []
-    for param in kernel.params:
-        if param.name not in arguments:
-            continue
-        buffer = _as_argument(arguments[param.name], kernel.name, param.name)
-        zone = device.allocate((param.align + buffer.nbytes + 2 * GUARD_BYTES,), "u8")
-        pattern = np.full(zone.nbytes, _GUARD_BYTE, np.uint8)
-        device.copy(zone, as_buffer(pattern))
-        address = zone.address + GUARD_BYTES
-        inside = buffer.at(address + -address % param.align, owner=zone)
-        device.copy(inside, buffer)
-        guarded[param.name] = inside.at(inside.address, owner=zone, read_only=buffer.is_read_only)
-        zones.append((param, buffer, inside, zone))
-    cached.launch(**guarded)
+    device = open_device(cached.device)
+    given = {
+        param: _as_argument(arguments[param.name], kernel.name, param.name)
+        for param in kernel.params
+        if param.name in arguments
+    }
+    _check_overlap(kernel, given)
+    zones = {param: _guarded(device, param, buffer) for param, buffer in given.items()}
+    guarded = {
+        param.name: inside.at(inside.address, owner=zone, read_only=given[param].is_read_only)
+        for param, (inside, zone) in zones.items()
+    }
+    cached.launch(**(dict(arguments) | guarded))
     device.synchronize()
-    for param, buffer, inside, zone in zones:
+    for param, (inside, zone) in zones.items():
         _check_zone(kernel, param, inside, zone.address, device.to_numpy(zone))
+    for param, (inside, _) in zones.items():
         if param.access.writes:
-            device.copy(buffer, inside)
+            device.copy(given[param], inside)
     device.synchronize()
+
+
+def _guarded(device: Device, param: Param, buffer: Buffer) -> tuple[Buffer, Buffer]:
+    """Return a copy of a buffer, and the larger one that it lies inside."""
+    zone = device.allocate((param.align + buffer.nbytes + 2 * GUARD_BYTES,), "u8")
+    device.copy(zone, as_buffer(np.full(zone.nbytes, _GUARD_BYTE, np.uint8)))
+    address = zone.address + GUARD_BYTES
+    inside = buffer.at(address + -address % param.align, owner=zone)
+    device.copy(inside, buffer)
+    return inside, zone
+
+
+def _check_overlap(kernel: Kernel, given: Mapping[Param, Buffer]) -> None:
+    """Refuse what a launch refuses, before copies hide it."""
+    for param, buffer in given.items():
+        for other, theirs in given.items():
+            if other is param or not param.access.writes:
+                continue
+            begin = max(buffer.address, theirs.address)
+            shared = min(buffer.address + buffer.nbytes, theirs.address + theirs.nbytes) - begin
+            if shared > 0:
+                raise LaunchError(
+                    f"kernel {kernel.name} writes to {param.name}, which shares {shared} bytes "
+                    f"with {other.name}; pass memory of its own, or declare one read-write argument"
+                )
 
 
 def _check_zone(kernel: Kernel, param: Param, inside: Buffer, address: int, zone: Any) -> None:

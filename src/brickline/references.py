@@ -6,7 +6,9 @@ what comes back is rounded to the dtype of the parameter that it stands for. Kno
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -31,17 +33,38 @@ def run_reference(kernel: Kernel, arguments: Mapping[str, Any]) -> dict[str, NDA
     """
     if kernel.reference is None:
         raise KernelError(f"kernel {kernel.name} has no reference; declare it with reference=")
+    known = {each.name for each in kernel.signature}
+    strangers = ", ".join(sorted(arguments.keys() - known))
+    if strangers:
+        raise LaunchError(
+            f"kernel {kernel.name} has no argument {strangers}; it takes "
+            f"{', '.join(each.name for each in kernel.signature)}"
+        )
     scalars = {
         scalar.name: arguments[scalar.name] for scalar in kernel.scalars if scalar.name in arguments
     }
-    kernel.sizes(scalars)  # refuses what is missing or out of bounds
+    kernel.sizes(scalars)  # refuses integers that are missing or out of bounds
+    for scalar in kernel.scalars:
+        value = scalars.get(scalar.name)
+        if scalar.variable is None and not isinstance(value, Real):
+            raise LaunchError(
+                f"kernel {kernel.name}: {scalar.name}: expected a number, got {value!r:.80}"
+            )
     integers = {scalar.name: scalars[scalar.name] for scalar in kernel.scalars if scalar.variable}
     given = {
         param.name: _widened(kernel, param, arguments, integers)
         for param in kernel.params
         if param.access.reads
     }
-    result = kernel.reference(**given, **scalars)
+    try:
+        bound = inspect.signature(kernel.reference).bind(**given, **scalars)
+    except TypeError as error:
+        names = ", ".join([*given, *scalars])
+        raise KernelError(
+            f"expected the reference of kernel {kernel.name} to take {names}: what is read, and "
+            f"the scalars; {error}"
+        ) from None
+    result = kernel.reference(*bound.args, **bound.kwargs)
     outs = [kernel.params[slot] for slot in kernel.outs]
     results = result if isinstance(result, tuple) else (result,)
     if len(results) != len(outs):

@@ -131,6 +131,14 @@ struct DLManagedTensor {
     void* context;
     void (*deleter)(DLManagedTensor*);
 };
+struct DLManagedTensorVersioned {
+    uint32_t major, minor;
+    void* context;
+    void (*deleter)(DLManagedTensorVersioned*);
+    uint64_t flags;
+    DLTensor tensor;
+};
+constexpr uint64_t DL_READ_ONLY = 1;
 struct OurTensor {
     DLManagedTensor managed;  // first: others free it through a pointer to this
     int64_t strides[MAX_DIMENSIONS];
@@ -138,11 +146,26 @@ struct OurTensor {
 constexpr int DL_CPU = 1, DL_CUDA = 2;
 
 // Where a capsule's tensor lies: (address, shape, strides or None, code, bits, lanes, device type,
-// device number). The capsule keeps the memory and is not consumed.
+// device number, read-only). The capsule keeps the memory and is not consumed.
 PyObject* dlpack_facts(PyObject*, PyObject* capsule) {
-    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-    if (!managed) return nullptr;
-    const DLTensor& tensor = managed->tensor;
+    const DLTensor* found = nullptr;
+    bool is_read_only = false;
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        const auto* managed = static_cast<const DLManagedTensorVersioned*>(
+            PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+        if (managed->major != 1) {
+            PyErr_Format(PyExc_BufferError, "expected DLPack 1, got %u", unsigned(managed->major));
+            return nullptr;
+        }
+        found = &managed->tensor;
+        is_read_only = managed->flags & DL_READ_ONLY;
+    } else {
+        const auto* managed =
+            static_cast<const DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+        if (!managed) return nullptr;
+        found = &managed->tensor;
+    }
+    const DLTensor& tensor = *found;
     PyObject* shape = PyTuple_New(tensor.dimensions);
     PyObject* strides = tensor.strides ? PyTuple_New(tensor.dimensions) : Py_NewRef(Py_None);
     for (int i = 0; shape && strides && i < tensor.dimensions; ++i) {
@@ -154,9 +177,10 @@ PyObject* dlpack_facts(PyObject*, PyObject* capsule) {
         Py_XDECREF(strides);
         return nullptr;
     }
-    return Py_BuildValue("KNNiiiii", reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset, shape,
+    return Py_BuildValue("KNNiiiiiO", reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset, shape,
                          strides, int(tensor.dtype.code), int(tensor.dtype.bits), int(tensor.dtype.lanes),
-                         int(tensor.device.type), int(tensor.device.number));
+                         int(tensor.device.type), int(tensor.device.number),
+                         is_read_only ? Py_True : Py_False);
 }
 
 void free_managed(DLManagedTensor* managed) {

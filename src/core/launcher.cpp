@@ -29,7 +29,7 @@ struct Argument {
     bool is_buffer = false;
     // Buffers.
     uint8_t dtype = 0;
-    bool is_read = false, is_written = false;
+    bool is_written = false;
     uint32_t align = 1;
     std::vector<Expression> shape;
     // Scalars.
@@ -72,13 +72,24 @@ PyObject* dtype_name(LauncherObject* launcher, uint8_t code) {
 
 // ------------------------------------------------------------------------------- the given arguments
 
+// "x, y, n": what a kernel takes.
+std::string argument_names(const LauncherObject* launcher) {
+    std::string text;
+    for (const Argument& argument : launcher->plan->arguments) {
+        const char* name = PyUnicode_AsUTF8(argument.name);
+        text += (text.empty() ? "" : ", ") + std::string(name ? name : "?");
+    }
+    return text;
+}
+
 // Puts arguments where the signature has them; false with an exception set.
 bool place(LauncherObject* launcher, PyObject* const* args, Py_ssize_t count, PyObject* names,
            PyObject** given, PyObject** stream) {
     const std::vector<Argument>& expected = launcher->plan->arguments;
     const Py_ssize_t wanted = Py_ssize_t(expected.size());
     if (count > wanted) {
-        raise_error("LaunchError", "kernel %U takes %zd arguments, got %zd", launcher->name, wanted, count);
+        raise_error("LaunchError", "kernel %U takes %zd arguments (%s), got %zd", launcher->name, wanted,
+                    argument_names(launcher).c_str(), count);
         return false;
     }
     std::copy(args, args + count, given);
@@ -96,7 +107,8 @@ bool place(LauncherObject* launcher, PyObject* const* args, Py_ssize_t count, Py
                 *stream = args[count + i];
                 continue;
             }
-            raise_error("LaunchError", "kernel %U has no argument %R", launcher->name, name);
+            raise_error("LaunchError", "kernel %U has no argument %R; it takes %s", launcher->name, name,
+                        argument_names(launcher).c_str());
             return false;
         }
         if (given[at]) {
@@ -107,7 +119,8 @@ bool place(LauncherObject* launcher, PyObject* const* args, Py_ssize_t count, Py
     }
     for (Py_ssize_t at = 0; at < wanted; ++at) {
         if (given[at]) continue;
-        raise_error("LaunchError", "kernel %U: argument %U is missing", launcher->name, expected[at].name);
+        raise_error("LaunchError", "kernel %U: argument %U is missing; it takes %s", launcher->name,
+                    expected[at].name, argument_names(launcher).c_str());
         return false;
     }
     return true;
@@ -331,7 +344,11 @@ bool launch_host(LauncherObject* launcher, void** pointers, const int64_t* sizes
     function(&launch);
     Py_END_ALLOW_THREADS
     if (!fault) [[likely]] return true;
-    raise_error("LaunchError", "kernel %U reported fault %u", launcher->name, unsigned(fault));
+    PyObject* module = PyImport_ImportModule("brickline.device.base");
+    PyObject* text = module ? PyObject_CallMethod(module, "fault_text", "I", unsigned(fault)) : nullptr;
+    if (text) raise_error("LaunchError", "kernel %U reported %S", launcher->name, text);
+    Py_XDECREF(module);
+    Py_XDECREF(text);
     return false;
 }
 
@@ -533,7 +550,6 @@ bool read_argument(PyObject* row, uint32_t values, Argument& argument) {
         if (!PyArg_ParseTuple(row, "UpiiIO!", &name, &is_buffer, &dtype, &access, &align, &PyTuple_Type,
                               &shape)) return false;
         argument.dtype = uint8_t(dtype);
-        argument.is_read = access & 1;
         argument.is_written = access & 2;
         argument.align = align;
         argument.shape.resize(size_t(PyTuple_GET_SIZE(shape)));

@@ -509,7 +509,13 @@ def test_gc_and_clear(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected max_bytes of at least 0"):
         cache.gc(max_bytes=-1)
     cache.clear()
-    assert cache.get_or_compile(numbered(1), device) is not held
+    assert cache.get_or_compile(numbered(1), device) is held
+    del held
+    gc.collect()
+    cache.clear()
+    compiled = device.compiled
+    cache.get_or_compile(numbered(1), device)
+    assert device.compiled == compiled + 1
     removed = cache.clear()
     assert removed is not None
     assert removed.entries == 1
@@ -877,3 +883,59 @@ def test_a_header_that_a_source_includes_is_part_of_what_is_cached(
     header.unlink()
     with pytest.raises(CompileError, match=r"my number\.h"):
         KernelCache(directory).get_or_compile(kernel)
+
+
+def test_a_bound_that_is_no_number_is_refused_at_once(tmp_path: Path) -> None:
+    for wrong in ("256M", -1, None, 1.5, True):
+        with pytest.raises(UsageError, match="memory_bytes: expected a whole number"):
+            KernelCache(tmp_path / "cache", memory_bytes=wrong)  # type: ignore[arg-type]
+
+
+def test_nobody_waits_for_ever_when_the_end_of_a_compilation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = KernelCache(tmp_path / "cache")
+    begun, going_on = threading.Event(), threading.Event()
+
+    def compiler(kernel: Kernel) -> bytes:
+        begun.set()
+        going_on.wait(10)
+        return b"code"
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("no room to remember")
+
+    monkeypatch.setattr(cache, "_remember", fail)
+    device = Fake(compiler)
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            cache.get_or_compile(numbered(1), device)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    going_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(errors) == 3
+
+
+@needs_compiler
+def test_an_edited_header_is_noticed_in_the_same_process(tmp_path: Path) -> None:
+    header = tmp_path / "number.h"
+    header.write_text("#define NUMBER 4\n", encoding="utf-8")
+    source = f'#include "{header}"\nvoid f(float* y) {{ *y = NUMBER; }}'
+    kernel = Kernel("f", source, [Param("y", "f32", 1, "write")], language="c")
+    cache = KernelCache(tmp_path / "cache")
+    first = cache.get_or_compile(kernel)
+    assert cache.get_or_compile(kernel) is first
+    header.write_text("#define NUMBER 5\n", encoding="utf-8")
+    second = cache.get_or_compile(kernel)
+    assert (value_of(first), value_of(second)) == (4, 5)
+    assert cache.get_or_compile(kernel) is second

@@ -165,7 +165,7 @@ def test_guard_zones_find_a_write_out_of_bounds(device, cache):
     cached = cache.get_or_compile(kernel, "CUDA:0")
     buffer = device.from_numpy(np.ones(16, np.float32))
     with pytest.raises(LaunchError, match=r"writes outside x, .* first 4 bytes after its end"):
-        launch_guarded(cached, device, {"x": buffer, "n": 16})
+        launch_guarded(cached, {"x": buffer, "n": 16})
 
 
 def test_events_time_what_lies_between_them(torch, device):

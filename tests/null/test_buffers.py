@@ -577,3 +577,22 @@ def test_references_stay_level() -> None:
     after = [sys.getrefcount(each) for each in watched]
     assert all(abs(one - other) < 20 for one, other in zip(before, after, strict=True))
     assert sys.getallocatedblocks() - blocks < 500
+
+
+def test_dlpack_says_what_is_read_only() -> None:
+    array = np.arange(4, dtype=np.float32)
+
+    class Exporter:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+    assert not as_buffer(Exporter(array)).is_read_only
+    array.flags.writeable = False
+    try:
+        capsule_says = as_buffer(Exporter(array)).is_read_only
+    except LaunchError:
+        capsule_says = True  # NumPy before 2.1 refuses to export what is read-only
+    assert capsule_says

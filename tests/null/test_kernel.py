@@ -443,3 +443,15 @@ def test_a_block_source_includes_nothing() -> None:
     with pytest.raises(KernelError, match=r"got #include in line 2 - at kernel f"):
         Kernel("f", source, [Param("x", "f32", 1, "write")])
     Kernel("f", "// #include is not needed\nvoid f();", [Param("x", "f32", 1, "write")])
+
+
+def test_limits_of_the_launcher_are_known_at_declaration() -> None:
+    source = "BRICKLINE void f(Block& block) {}"
+    many = [Param(f"x{number}", "f32", 1, "write") for number in range(65)]
+    with pytest.raises(KernelError, match="at most 64 arguments, got 65"):
+        Kernel("f", source, many)
+    with pytest.raises(KernelError, match="at most 8 dimensions, got 9"):
+        Param("x", "f32", (1,) * 9)
+    for wrong in (None, many[0], "x"):
+        with pytest.raises(KernelError, match="expected the signature as a list"):
+            Kernel("f", source, wrong)  # type: ignore[arg-type]

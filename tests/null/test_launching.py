@@ -89,11 +89,11 @@ def test_missing_surplus_and_twice(scale: CachedKernel, arguments: dict[str, Any
             scale.launch(**rest)
     with pytest.raises(LaunchError, match="kernel scale: argument x is missing"):
         scale.launch()
-    with pytest.raises(LaunchError, match="kernel scale takes 4 arguments, got 5"):
+    with pytest.raises(LaunchError, match=r"kernel scale takes 4 arguments \(x, y, n, by\), got 5"):
         scale.launch(x, y, n, by, 3)
-    with pytest.raises(LaunchError, match="kernel scale takes 4 arguments, got 100"):
+    with pytest.raises(LaunchError, match=r"takes 4 arguments .*, got 100"):
         scale.launch(*[x] * 100)
-    with pytest.raises(LaunchError, match="kernel scale has no argument 'z'"):
+    with pytest.raises(LaunchError, match="kernel scale has no argument 'z'; it takes x, y, n, by"):
         scale.launch(x, y, n, by, z=3)
     with pytest.raises(LaunchError, match="kernel scale has no argument 'ä'"):
         scale.launch(x, y, n, **{"ä": by})
@@ -122,7 +122,7 @@ def test_sixty_four_arguments_and_no_more() -> None:
     most, y = many(64), buffer(1)
     most.launch(y, *range(63))
     most.launch(**{f"s{each}": each for each in reversed(range(63))}, y=y)
-    with pytest.raises(LaunchError, match="kernel many64 takes 64 arguments, got 65"):
+    with pytest.raises(LaunchError, match=r"kernel many64 takes 64 arguments .*, got 65"):
         most.launch(y, *range(64))
     with pytest.raises(LaunchError, match="kernel many64: argument s62 is missing"):
         most.launch(y, *range(62))
@@ -574,6 +574,6 @@ def test_declarations_that_make_no_launcher() -> None:
 def test_guard_zones_on_null_check_and_execute_nothing(
     scale: CachedKernel, arguments: dict[str, Any]
 ) -> None:
-    launch_guarded(scale, NULL, arguments)
+    launch_guarded(scale, arguments)
     with pytest.raises(LaunchError, match="argument by is missing"):
-        launch_guarded(scale, NULL, {name: arguments[name] for name in ("x", "y", "n")})
+        launch_guarded(scale, {name: arguments[name] for name in ("x", "y", "n")})

@@ -75,6 +75,12 @@ def test_what_does_not_fit_is_refused() -> None:
         run_reference(kernel(reference), good | {"n": 3})
     with pytest.raises(LaunchError, match=r"expected bf16\[2\], got float32\[2\]"):
         run_reference(kernel(reference), good | {"x": x.astype("f4")})
+    with pytest.raises(LaunchError, match="has no argument yy; it takes x, y, sum, n, by"):
+        run_reference(kernel(reference), good | {"yy": 1})
+    with pytest.raises(LaunchError, match="by: expected a number, got None"):
+        run_reference(kernel(reference), {k: v for k, v in good.items() if k != "by"})
+    with pytest.raises(KernelError, match="to take x, y, n, by: what is read"):
+        run_reference(kernel(lambda x, n: x), good)
     with pytest.raises(KernelError, match="to return y, sum, got 1 results"):
         run_reference(kernel(lambda **given: given["y"]), good)
     with pytest.raises(KernelError, match=r"return shape \(1,\), got \(3,\)"):

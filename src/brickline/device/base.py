@@ -98,6 +98,20 @@ class Clock(ABC):
         """Connect the device's own clock, where it has one."""
 
 
+FAULTS = {
+    2: "shared memory is used up; declare more shared_bytes",
+    3: "a vector form was given a length that is no multiple of its width",
+    4: "groups() was called in a block of fewer than 32 lanes; declare a local_size of 32 or more",
+    5: "a block has more than 1024 lanes",
+}
+"""What Block itself reports; codes of kernels begin at 16. As in kernel.h."""
+
+
+def fault_text(code: int) -> str:
+    """Return what a fault code of a single-source kernel means."""
+    return f"fault {code}: {FAULTS.get(code, 'a code of its own, from block.fault')}"
+
+
 @dataclass(frozen=True)
 class Limits:
     """The largest launch that a device takes."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from brickline.buffers import Buffer, check_copy
-from brickline.device.base import Compiled, Device, Event, Limits, Program
+from brickline.device.base import Compiled, Device, Event, Limits, Program, fault_text
 from brickline.device.compiling import compile_error, headers_digest
 from brickline.device.cuda_context import current_stream, stream_handle
 from brickline.errors import DeviceError, LaunchError
@@ -44,7 +45,8 @@ class CudaDevice(Device):
         self.name, self.number = f"CUDA:{number}", number
         try:
             self._device = core.Device(number)
-            self._device.set_current()
+            with self._current():
+                pass
         except Exception as error:
             raise DeviceError(f"{self.name} cannot be used: {error}") from error
         facts = self._device.properties
@@ -57,6 +59,17 @@ class CudaDevice(Device):
         self._fault = self.allocate((1,), "u32")
         self._fault_lock = threading.Lock()
         self._write(self._fault, np.zeros(1, np.uint32))
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Make this device current, and afterwards again what the thread had."""
+        _, before = self._driver.cuCtxGetCurrent()
+        self._device.set_current()
+        try:
+            yield
+        finally:
+            if int(before):
+                self._driver.cuCtxSetCurrent(before)
 
     @cached_property
     def _architecture(self) -> str:
@@ -96,7 +109,10 @@ class CudaDevice(Device):
                 f"or write it against brickline/kernel.h"
             )
         source, options = cuda_source(kernel), self._options(kernel)
-        self._device.set_current()
+        with self._current():
+            return self._compiled(kernel, source, options)
+
+    def _compiled(self, kernel: Kernel, source: str, options: dict[str, Any]) -> Compiled:
         try:
             made = self._core.Program(
                 source, "c++", self._core.ProgramOptions(name=kernel.name, **options)
@@ -125,7 +141,10 @@ class CudaDevice(Device):
 
     def load(self, compiled: Compiled) -> Program:
         """Load a cubin into the primary context."""
-        self._device.set_current()
+        with self._current():
+            return self._loaded(compiled)
+
+    def _loaded(self, compiled: Compiled) -> Program:
         library = self._core.ObjectCode.from_cubin(compiled.binary, name=compiled.entry_point)
         kernel = library.get_kernel(compiled.entry_point)
         # Launching by the function of this context saves the driver a search at each launch.
@@ -146,9 +165,9 @@ class CudaDevice(Device):
     def allocate(self, shape: Sequence[int], dtype: str) -> Buffer:
         """Return fresh device memory."""
         empty = Buffer.at_address(0, shape, dtype, kind=self.kind, number=self.number)
-        self._device.set_current()
         try:
-            memory = _Memory(self._device, max(empty.nbytes, 1))
+            with self._current():
+                memory = _Memory(self, max(empty.nbytes, 1))
         except Exception as error:
             raise DeviceError(
                 f"{self.name} cannot allocate {empty.nbytes} bytes: {error}"
@@ -159,26 +178,27 @@ class CudaDevice(Device):
         """Copy between this device and the host, or within it, when all launches are done."""
         check_copy(target, source)
         self.synchronize()
-        self._check(self._driver.cuMemcpy(target.address, source.address, target.nbytes))
+        with self._current():
+            self._check(self._driver.cuMemcpy(target.address, source.address, target.nbytes))
 
     def _write(self, target: Buffer, array: np.ndarray[Any, Any]) -> None:
         address = array.__array_interface__["data"][0]
-        self._check(self._driver.cuMemcpyHtoD(target.address, address, target.nbytes))
+        with self._current():
+            self._check(self._driver.cuMemcpyHtoD(target.address, address, target.nbytes))
 
     def synchronize(self) -> None:
         """Wait for all launches, and raise what one of them failed with."""
-        self._device.set_current()
-        self._device.sync()
         word = np.zeros(1, np.uint32)
         address = word.__array_interface__["data"][0]
-        with self._fault_lock:
+        with self._current(), self._fault_lock:
+            self._device.sync()
             self._check(self._driver.cuMemcpyDtoH(address, self._fault.address, 4))
             if not word[0]:
                 return
             self._write(self._fault, np.zeros(1, np.uint32))
         raise LaunchError(
-            f"a kernel on {self.name} reported fault {word[0]} since the last synchronize; launch "
-            f"its suspects one by one with CachedKernel.launch_guarded"
+            f"a kernel on {self.name} reported {fault_text(int(word[0]))}; it ran since the last "
+            "synchronize: call that after each launch to see which one"
         )
 
     def event(self) -> CudaEvent:
@@ -196,15 +216,16 @@ class CudaEvent(Event):
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        device._device.set_current()
-        status, self._event = device._driver.cuEventCreate(0)
+        with device._current():
+            status, self._event = device._driver.cuEventCreate(0)
         device._check((status,))
 
     def record(self, stream: Any = None) -> None:
         """Enqueue the event."""
         number = self._device.number
         handle = current_stream(number) if stream is None else stream_handle(stream)
-        self._device._check(self._device._driver.cuEventRecord(self._event, handle))
+        with self._device._current():
+            self._device._check(self._device._driver.cuEventRecord(self._event, handle))
 
     def wait(self) -> None:
         """Wait until the stream has got there."""
@@ -229,17 +250,18 @@ class CudaEvent(Event):
 class _Memory:
     """Device memory that is given back once no launch can still use it."""
 
-    def __init__(self, device: Any, nbytes: int) -> None:
-        self._device = device
-        self._buffer = device.allocate(nbytes, stream=device.default_stream)
-        device.sync()
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self._device, owner = device, device._device
+        self._buffer = owner.allocate(nbytes, stream=owner.default_stream)
+        owner.sync()
         self.address = int(self._buffer.handle)
 
     def __del__(self) -> None:
         buffer = getattr(self, "_buffer", None)
         if buffer is not None:
-            self._device.sync()
-            buffer.close()
+            with self._device._current():
+                self._device._device.sync()
+                buffer.close()
 
 
 def _toolkit_headers() -> list[Path]:

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.dtypes import dtype_of
+from brickline.dtypes import DType, dtype_of
+from brickline.errors import KernelError
 from brickline.kernel import Kernel, Param, Scalar
 
 Array: TypeAlias = NDArray[Any]
@@ -30,7 +31,7 @@ LONGEST = 2**40
 
 def rms_norm(dtype: object = "f32") -> Kernel:
     """Rows of x over the root of their mean square, times a weight per column."""
-    kind = dtype_of(dtype)
+    kind = _float(dtype)
     row = (f"block_x * n * {kind.size_bytes}", f"(block_x + 1) * n * {kind.size_bytes}")
     return Kernel(
         "rms_norm",
@@ -77,7 +78,7 @@ def gemv(
             occupies every SM of a large device.
         lanes: Default 256.
     """
-    matrix, vector, result = dtype_of(weight), dtype_of(weight if x is None else x), dtype_of(y)
+    matrix, vector, result = _float(weight), _float(weight if x is None else x), _float(y)
     first, end = f"block_x * {rows_per_block}", f"minimum((block_x + 1) * {rows_per_block}, m)"
     row_bytes = f"n * {matrix.size_bytes}"
     return Kernel(
@@ -122,7 +123,7 @@ def _gemv(*, w: Array, x: Array, m: int, n: int) -> Array:
 
 def softmax(dtype: object = "f32") -> Kernel:
     """The softmax of every row."""
-    kind = dtype_of(dtype)
+    kind = _float(dtype)
     row = (f"block_x * n * {kind.size_bytes}", f"(block_x + 1) * n * {kind.size_bytes}")
     return Kernel(
         "softmax",
@@ -174,7 +175,7 @@ def _elementwise(
     name: str, dtype: object, inputs: tuple[str, ...], *, flops: int, reference: Any
 ) -> Kernel:
     """Declare a kernel of vectors of n elements whose result is called y."""
-    kind = dtype_of(dtype)
+    kind = _float(dtype)
     tile = f"{TILE} * {kind.size_bytes}"
     touches = (f"block_x * {tile}", f"minimum((block_x + 1) * {tile}, n * {kind.size_bytes})")
     return Kernel(
@@ -192,6 +193,16 @@ def _elementwise(
         reference=reference,
         defines={"Element": kind.block_type, "TILE": TILE},
     )
+
+
+def _float(dtype: object) -> DType:
+    found = dtype_of(dtype)
+    if found.kind != "float" or found.size_bytes > 4:
+        raise KernelError(
+            f"expected a float of at most 32 bits, got {found}; the kernels that ship compute in "
+            "float"
+        )
+    return found
 
 
 def _source(name: str) -> str:
