@@ -112,7 +112,8 @@ class KernelCache:
         disk: Whether to use a disk at all. Default True.
 
     Raises:
-        CacheError: if the directory is not the user's own, or others may write to it.
+        CacheError: if the directory is not the user's own, others may write to it, or it holds
+            something else.
     """
 
     def __init__(

@@ -93,6 +93,9 @@ def encode_entry(key: str, facts: Mapping[str, Any], blobs: Mapping[str, bytes])
     Raises:
         UsageError: if JSON changes the facts, a blob is no bytes, or it is too large.
     """
+    for what, given in (("facts", facts), ("blobs", blobs)):
+        if not isinstance(given, Mapping):
+            raise UsageError(f"expected {what} as a mapping, got {type(given).__name__}")
     for name, blob in blobs.items():
         if not isinstance(name, str) or not isinstance(blob, bytes):
             raise UsageError(

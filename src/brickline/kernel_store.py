@@ -19,6 +19,9 @@ The directory::
     entries/ab/.ab12….blk.XXXX.tmp   an entry that is being written
     locks/ab/ab12….lock              exists while somebody produces the entry
     aside/TIME-ab12….blk             damaged entries, the latest 16
+
+Whatever has another name is somebody else's and never touched, and a directory that holds other
+things but no VERSION is refused.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import time
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
@@ -61,7 +65,11 @@ LOCK_TIMEOUT_S = 600.0
 _VERSION = b"brickline-kernels 1\n"
 _TOUCH_S = 60.0
 _ABANDONED_S = 3600.0
-_TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.blk\.[0-9a-f]{16}\.tmp")
+_TEMPORARY = re.compile(r"\.([0-9a-f]{64})\.blk\.[0-9a-f]{16}\.tmp")
+_ASIDE = re.compile(r"[0-9]{20}-[0-9a-f]{64}\.blk")
+_FOLDERS = frozenset({"entries", "locks", "aside"})
+_VERSION_FILE = re.compile(r"VERSION|\.VERSION\.[0-9a-f]{16}\.tmp")
+_NOT_THE_CALLER = (os.path.dirname(__file__) + os.sep, contextmanager.__code__.co_filename)
 
 
 @dataclass(frozen=True)
@@ -140,30 +148,39 @@ class KernelStore:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str] | None = None, max_bytes: int = MAX_BYTES
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        max_bytes: int = MAX_BYTES,
+        *,
+        create: bool = True,
     ) -> None:
-        """Open a store, and make its directory where it is missing.
+        """Open a store.
 
         Args:
             directory: Default `default_directory()`, so that all programs of a user share it.
             max_bytes: Least recently used entries beyond this are removed. Default 1 GiB, some ten
                 thousand kernels. A process looks at what others have added after each sixteenth
                 of the bound that it has added itself, so each may exceed the bound by that.
+            create: Whether to make a store where there is none. Default True. False looks at one
+                that is there: opening it writes nothing.
 
         Raises:
+            UsageError: if the directory is no path or `max_bytes` no whole number above 0.
             CacheError: if the directory cannot be made or read, is another user's, can be written
-                to by others, or holds something else.
+                to by others, holds something else, or is no store and none is to be made.
         """
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+        if not _is_whole(max_bytes) or max_bytes < 1:
             raise UsageError(f"expected max_bytes as a whole number above 0, got {max_bytes!r}")
-        self.directory = trusted_directory(default_directory() if directory is None else directory)
+        self._advice = _advice(directory is None, create)
+        place = default_directory() if directory is None else directory
+        self.directory = trusted_directory(place, self._advice, create=create)
         self.max_bytes = max_bytes
         self._entries = f"{self.directory}/entries"
         self._locks = f"{self.directory}/locks"
         self._aside = f"{self.directory}/aside"
         self._room_until_scan = 0
         self._noted: dict[Hashable, object] = {}
-        self._check_version()
+        self._check_version(create)
 
     def __repr__(self) -> str:
         return f"KernelStore({str(self.directory)!r}, max_bytes={self.max_bytes})"
@@ -229,7 +246,7 @@ class KernelStore:
             self._note(
                 ("put", error.errno),
                 f"cannot store {path}: {error.strerror}; going on without; free some space or mend "
-                "its permissions, or choose another directory with BRICKLINE_CACHE",
+                f"its permissions, else {self._advice}",
             )
             return False
         self._make_room(key, len(data))
@@ -251,9 +268,10 @@ class KernelStore:
             it, at the price of doing the work twice.
 
         Raises:
-            UsageError: if this thread holds the lock already.
+            UsageError: if this thread holds the lock already, or the timeout is no number.
         """
         check_key(key)
+        _check_seconds("timeout", timeout)
         lock = KeyLock(f"{self._locks}/{key[:2]}/{key}.lock")
         if lock.is_held_here:
             raise UsageError(
@@ -295,7 +313,7 @@ class KernelStore:
         """
         problems = []
         for shard, item in self._items():
-            if _TEMPORARY.fullmatch(item.name):
+            if _is_temporary(shard, item):
                 continue
             try:
                 key = _key_of(shard, item.name, ".blk")
@@ -320,12 +338,14 @@ class KernelStore:
                 makes no entry wrong.
 
         Raises:
+            UsageError: if a bound is no number of at least 0, `max_bytes` no whole one.
             CacheError: if a file cannot be removed.
         """
         limit = self.max_bytes if max_bytes is None else max_bytes
-        for name, value in (("max_bytes", limit), ("older_than", older_than)):
-            if value is not None and not value >= 0:
-                raise UsageError(f"expected {name} of at least 0, got {value!r}")
+        if not _is_whole(limit) or limit < 0:
+            raise UsageError(f"expected max_bytes of at least 0, a whole number, got {limit!r}")
+        if older_than is not None:
+            _check_seconds("older_than", older_than)
         removed, _ = self._shrink(limit, older_than=older_than)
         self._sweep_locks()
         return removed
@@ -357,7 +377,7 @@ class KernelStore:
         check_key(key)
         return f"{self._entries}/{key[:2]}/{key}.blk"
 
-    def _check_version(self) -> None:
+    def _check_version(self, create: bool) -> None:
         path = f"{self.directory}/VERSION"
         try:
             with open(path, "rb") as file:
@@ -365,25 +385,44 @@ class KernelStore:
         except FileNotFoundError:
             found = b""
         except OSError as error:
-            raise CacheError(
-                f"cannot read {path}: {error.strerror}; mend its permissions, or choose another "
-                "directory with BRICKLINE_CACHE"
-            ) from error
+            raise CacheError(f"cannot read {path}: {error.strerror}; {self._advice}") from error
         if not found.strip(b"\0"):  # a power cut may leave nothing, or zeros
-            with suppress(OSError):  # a directory that is read-only or full does without
-                publish(path, _VERSION)
+            self._check_contents(create)
+            if create:
+                with suppress(OSError):  # a directory that is read-only or full does without
+                    publish(path, _VERSION)
         elif found != _VERSION:
             raise CacheError(
                 f"expected {_VERSION.decode().strip()!r}, found "
                 f"{found.decode(errors='replace').strip()!r} - at {path}; another version or "
-                "another program owns it: choose another directory with BRICKLINE_CACHE"
+                f"another program owns it: {self._advice}"
             )
+
+    def _check_contents(self, create: bool) -> None:
+        """Raise CacheError unless a directory without VERSION can be a store nevertheless."""
+        try:
+            with os.scandir(self.directory) as items:
+                names = {item.name for item in items}
+        except OSError as error:
+            raise CacheError(
+                f"cannot read {self.directory}: {error.strerror}; {self._advice}"
+            ) from error
+        others = sorted(name for name in names - _FOLDERS if not _VERSION_FILE.fullmatch(name))
+        if others:
+            expected = "a kernel cache or an empty directory" if create else "a kernel cache"
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            what = f"no VERSION but {others[0]!r}{more}"
+        elif not create and not names & _FOLDERS:
+            expected, what = "a kernel cache", "none"
+        else:
+            return
+        raise CacheError(f"expected {expected}, found {what} - at {self.directory}; {self._advice}")
 
     def _note(self, about: Hashable, message: str) -> None:
         """Warn once about a thing. One dictionary call decides, so threads need no lock."""
         mine = object()
         if self._noted.setdefault(about, mine) is mine:
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warnings.warn(message, RuntimeWarning, stacklevel=_callers_level())
 
     def _note_unreadable(self, key: str, path: str, error: OSError) -> None:
         self._note(key, f"cannot read {path}: {error.strerror}; it counts as missing")
@@ -424,7 +463,7 @@ class KernelStore:
         """Remove entries until the rest fits, least recently used first; return the bytes left."""
         removed, files = Removed(), []
         for shard, item in self._items():
-            if _TEMPORARY.fullmatch(item.name):
+            if _is_temporary(shard, item):
                 removed += _remove_abandoned(item)
             elif file := _file_of(shard, item):
                 files.append(file)
@@ -440,13 +479,16 @@ class KernelStore:
 
     def _sweep_locks(self) -> None:
         """Remove the lock files that nobody holds: their holders were killed."""
-        for shard in listing(self._locks):
-            for item in listing(shard.path):
-                lock = KeyLock(item.path)
-                if _key_of(shard.name, item.name, ".lock") and not lock.is_held_here:
-                    with suppress(OSError):
-                        lock.acquire(0)
-                        lock.release()
+        for shard, item in _sharded(self._locks):
+            lock = KeyLock(item.path)
+            if (
+                _key_of(shard, item.name, ".lock")
+                and item.is_file(follow_symlinks=False)
+                and not lock.is_held_here
+            ):
+                with suppress(OSError):
+                    lock.acquire(0)
+                    lock.release()
 
     def _files(self) -> Iterator[_File]:
         for shard, item in self._items():
@@ -454,14 +496,15 @@ class KernelStore:
                 yield file
 
     def _items(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        for shard in listing(self._entries):
-            if shard.is_dir(follow_symlinks=False):
-                for item in listing(shard.path):
-                    yield shard.name, item
+        return _sharded(self._entries)
 
     def _items_aside(self) -> list[os.DirEntry[str]]:
-        """Return what lies aside, oldest first; a directory there is left alone."""
-        return [item for item in listing(self._aside) if not item.is_dir(follow_symlinks=False)]
+        """Return what was set aside, oldest first; a directory is left alone."""
+        return [
+            item
+            for item in listing(self._aside)
+            if _ASIDE.fullmatch(item.name) and not item.is_dir(follow_symlinks=False)
+        ]
 
 
 class _File(NamedTuple):
@@ -487,6 +530,47 @@ def _file_of(shard: str, item: os.DirEntry[str]) -> _File | None:
 def _key_of(shard: str, name: str, suffix: str) -> str | None:
     key = name.removesuffix(suffix)
     return key if name == key + suffix and key[:2] == shard and KEY.fullmatch(key) else None
+
+
+def _is_temporary(shard: str, item: os.DirEntry[str]) -> bool:
+    name = _TEMPORARY.fullmatch(item.name)
+    return name is not None and name[1][:2] == shard and not item.is_dir(follow_symlinks=False)
+
+
+def _sharded(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    for shard in listing(directory):
+        if shard.is_dir(follow_symlinks=False):
+            for item in listing(shard.path):
+                yield shard.name, item
+
+
+def _advice(is_default: bool, create: bool) -> str:
+    """Return how to go on where a directory cannot be used."""
+    if is_default:
+        other = "choose another directory with BRICKLINE_CACHE"
+    else:
+        other = "name another directory" if create else "name another, or none for the user's own"
+    return f"{other}, or do without a disk: KernelCache(disk=False)" if create else other
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            if float(value) >= 0:
+                return
+    raise UsageError(f"expected {name} of at least 0, in seconds, got {value!r}")
+
+
+def _callers_level() -> int:
+    """Return the stacklevel, for who calls this, of the first frame outside of the package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _touch(descriptor: int, found: os.stat_result) -> None:

@@ -6,53 +6,87 @@ It knows nothing of what the files hold.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-from brickline.errors import CacheError
+from brickline.errors import CacheError, UsageError
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OTHER = "or choose another directory with BRICKLINE_CACHE"
 
 
-def trusted_directory(directory: str | os.PathLike[str]) -> Path:
-    """Return the directory without links, made where it was missing.
+def trusted_directory(
+    directory: str | os.PathLike[str], advice: str, *, create: bool = True
+) -> Path:
+    """Return the directory without links.
 
     What lies above it is not looked at: whoever can exchange the directory still cannot make files
     that belong to this user, which readers ask for with `distrust_of_file`.
 
+    Args:
+        directory: A path, which may begin with `~`.
+        advice: How to choose another directory; ends each message. What was found is never advised
+            to be removed or given away: it may be anything, a mistyped `/etc` too.
+        create: Whether to make it where it is missing. Default True.
+
     Raises:
-        CacheError: if it cannot be made, is another user's, or can be written to by others.
+        UsageError: if it is no path.
+        CacheError: if it cannot be made or found, is another user's, or others can write to it.
     """
-    given = os.path.abspath(os.path.expanduser(directory))
+    given = _absolute(directory)
     real, me = os.path.realpath(given), os.geteuid()
     try:
-        make_directory(real)
+        if create:
+            make_directory(real)
         found, link = os.stat(real), os.lstat(given)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not create:
+            raise CacheError(
+                f"expected a directory, found nothing - at {given}; {advice}"
+            ) from None
         raise CacheError(
-            f"cannot use the cache directory {given}: {error.strerror}; mend that, {_OTHER}"
+            f"cannot use the cache directory {given}: {error.strerror}; {advice}"
         ) from error
     if not stat.S_ISDIR(found.st_mode):
-        raise CacheError(f"expected a directory, found a file - at {given}; remove it, {_OTHER}")
+        raise CacheError(f"expected a directory, found a file - at {given}; {advice}")
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (me, 0):
         raise CacheError(
             f"expected a directory of user {me}, found a link of user {link.st_uid} to {real} - at "
-            f"{given}; remove it, {_OTHER}"
+            f"{given}; {advice}"
         )
     if found.st_uid != me:
         raise CacheError(
             f"expected a directory of user {me}, found one of user {found.st_uid} - at {given}; "
-            f"`chown` it if its contents can be trusted, {_OTHER}"
+            f"{advice}"
         )
     if found.st_mode & 0o022:
+        mend = ""
+        if is_vacant(real) and not found.st_mode & stat.S_ISVTX:  # made so by a lenient umask
+            mend = f"if nobody else uses it, `chmod go-w {shlex.quote(real)}`; else "
         raise CacheError(
             f"expected a directory that only user {me} can write to, found mode "
-            f"{stat.S_IMODE(found.st_mode):04o} - at {given}; `chmod go-w` it if its contents can "
-            f"be trusted, {_OTHER}"
+            f"{stat.S_IMODE(found.st_mode):04o} - at {given}; {mend}{advice}"
         )
     return Path(real)
+
+
+def is_vacant(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is nothing at the path, or an empty directory."""
+    try:
+        with os.scandir(path) as items:
+            return next(items, None) is None
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _absolute(directory: str | os.PathLike[str]) -> str:
+    path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise UsageError(f"expected the path of a directory, got {directory!r}")
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def distrust_of_file(found: os.stat_result) -> str | None:

@@ -29,7 +29,9 @@ import pytest
 
 import brickline
 from brickline import kernel_store
+from brickline.cache import KernelCache
 from brickline.errors import CacheError, UsageError
+from brickline.kernel import Kernel, Param
 from brickline.kernel_store import Entry, KernelStore, Removed, default_directory
 
 NOBODY = 65534
@@ -228,6 +230,26 @@ def test_a_bound_is_a_whole_number(tmp_path: Path, bound: Any):
         KernelStore(tmp_path / "cache", max_bytes=bound)
 
 
+@pytest.mark.parametrize("directory", ["", "a\0b", 3, b"cache", True, Path])
+def test_a_directory_is_a_path(directory: Any):
+    with pytest.raises(UsageError, match="expected the path of a directory, got"):
+        KernelStore(directory)
+
+
+@pytest.mark.parametrize(
+    ("facts", "blobs"), [(None, {}), ([1], {}), ("ab", {}), ({}, None), ({}, [b""]), ({}, b"")]
+)
+def test_facts_and_blobs_are_mappings(store: KernelStore, facts: Any, blobs: Any):
+    with pytest.raises(UsageError, match=r"expected (facts|blobs) as a mapping, got"):
+        store.put(KEY, facts, blobs)
+
+
+@pytest.mark.parametrize("timeout", ["1", None, -1, float("nan"), True, 10**400])
+def test_a_timeout_is_a_number_of_seconds(store: KernelStore, timeout: Any):
+    with pytest.raises(UsageError, match="expected timeout of at least 0, in seconds, got"):
+        store.locked(KEY, timeout).__enter__()
+
+
 def test_a_store_whose_directory_was_removed_makes_it_again(store: KernelStore):
     store.put(KEY, FACTS, BLOBS)
     shutil.rmtree(store.directory)
@@ -420,6 +442,30 @@ def test_a_note_comes_once_per_key(store: KernelStore):
             warnings.simplefilter("always")
             assert store.get(key_of(number)) is None
         assert len(caught) == notes
+
+
+def test_a_note_points_at_the_callers_line(store: KernelStore, tmp_path: Path):
+    place(store, b"")
+    kernel = Kernel("noted", "void noted(float* y) {}", [Param("y", "f32", 1, "write")])
+    cache = KernelCache(tmp_path / "other")
+    key = KernelCache(cache.directory).get_or_compile(kernel, "NULL").key
+    assert cache.directory is not None
+    (cache.directory / "entries" / key[:2] / f"{key}.blk").write_bytes(b"")
+    holder = started_holder(store)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store.get(KEY)
+        with store.locked(KEY, timeout=0.01):
+            pass
+        cache.get_or_compile(kernel, "NULL")
+    kill(holder)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert [Path(each.filename) for each in caught] == [Path(__file__)] * 3
+    assert [lines[each.lineno - 1].split("(")[0].strip() for each in caught] == [
+        "store.get",
+        "with store.locked",
+        "cache.get_or_compile",
+    ]
 
 
 def test_what_is_set_aside_is_bounded(store: KernelStore):
@@ -634,6 +680,65 @@ def test_gc_by_bytes_and_by_age(tmp_path: Path):
             store.gc(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_bytes": "1G"},
+        {"max_bytes": 1.5},
+        {"max_bytes": True},
+        {"max_bytes": [1]},
+        {"older_than": "30d"},
+        {"older_than": True},
+        {"older_than": 10**400},
+        {"older_than": {}},
+    ],
+)
+def test_the_bounds_of_gc_are_numbers(store: KernelStore, wrong: Any):
+    store.put(KEY, FACTS, BLOBS)
+    with pytest.raises(UsageError, match=f"expected {next(iter(wrong))} of at least 0, "):
+        store.gc(**wrong)
+    assert store.statistics().entries == 1
+
+
+def test_foreign_files_aside_and_among_locks_are_never_removed(store: KernelStore, tmp_path: Path):
+    aside, locks = store.directory / "aside", lock_of(store).parent
+    elsewhere = tmp_path / "elsewhere" / KEY[:2]
+    for folder in (aside, locks, elsewhere, path_of(store).parent):
+        folder.mkdir(parents=True)
+    other = "ff" if KEY[:2] != "ff" else "00"
+    (store.directory / "entries" / other).symlink_to(elsewhere)
+    (store.directory / "locks" / other).symlink_to(elsewhere)
+    foreign = [
+        aside / "thesis.tex",
+        aside / f"{KEY}.blk",
+        aside / f"1-{KEY}.blk",
+        aside / f"{0:020}-{KEY}.blk.bak",
+        aside / f"{0:020}-{KEY.upper()}.blk",
+        locks / "thesis.lock",
+        locks / f"{other}{KEY[2:]}.lock",
+        store.directory / "locks" / f"{KEY}.lock",
+        elsewhere / f"{other}{KEY[2:]}.blk",
+        elsewhere / f"{other}{KEY[2:]}.lock",
+        path_of(store).parent / f".{other}{KEY[2:]}.blk.{0:016x}.tmp",
+    ]
+    for path in foreign:
+        path.write_text("mine")
+        os.utime(path, (1e9, 1e9))
+    ours = [aside / f"{1:020}-{KEY}.blk", lock_of(store)]
+    for path in ours:
+        path.write_text("ours")
+    assert store.statistics().aside == 1
+    for number in range(20):
+        place(store, b"", key_of(number))
+        with pytest.warns(RuntimeWarning):
+            store.get(key_of(number))
+    store.gc(max_bytes=0, older_than=0)
+    store.clear()
+    assert all(path.read_text() == "mine" for path in foreign)
+    assert not any(path.exists() for path in ours)
+    assert store.statistics().aside == 0
+
+
 def test_foreign_files_are_reported_and_never_removed(store: KernelStore):
     store.put(KEY, FACTS, BLOBS)
     folder = path_of(store).parent
@@ -711,9 +816,16 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: i
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(mode)
-    with pytest.raises(CacheError, match=f"found mode {mode:04o} - at .*BRICKLINE_CACHE"):
+    with pytest.raises(
+        CacheError, match=f"found mode {mode:04o} - at .*another directory"
+    ) as error:
         KernelStore(directory)
     assert list(directory.iterdir()) == []
+    assert ("chmod" in str(error.value)) == (mode != 0o1777), "never for the likes of /tmp"
+    (directory / "work").touch()
+    with pytest.raises(CacheError, match=f"found mode {mode:04o} - at ") as error:
+        KernelStore(directory)
+    assert "chmod" not in str(error.value), "others may share what is in it"
 
 
 def test_a_directory_that_others_can_read_is_used(tmp_path: Path):
@@ -777,9 +889,72 @@ def test_a_place_where_no_directory_can_be_is_refused(tmp_path: Path):
     file.write_text("mine")
     dangling.symlink_to(dangling)
     for path in (file, file / "below", dangling, Path("/proc/nothing/cache")):
-        with pytest.raises(CacheError, match="BRICKLINE_CACHE"):
+        with pytest.raises(CacheError, match="; name another directory, or do without a disk"):
             KernelStore(path)
     assert file.read_text() == "mine"
+
+
+def test_advice_fits_how_the_directory_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    monkeypatch.setenv("BRICKLINE_CACHE", str(file))
+    found, disk = f"expected a directory, found a file - at {file}; ", "KernelCache(disk=False)"
+    chosen = "choose another directory with BRICKLINE_CACHE"
+    for directory, create, advice in (
+        (None, True, f"{chosen}, or do without a disk: {disk}"),
+        (file, True, f"name another directory, or do without a disk: {disk}"),
+        (None, False, chosen),
+        (file, False, "name another, or none for the user's own"),
+    ):
+        with pytest.raises(CacheError) as error:
+            KernelStore(directory, create=create)
+        assert str(error.value) == found + advice
+
+
+@pytest.mark.parametrize("version", [None, b"", bytes(20)], ids=["none", "empty", "zeros"])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_directory_of_other_things_is_refused(
+    tmp_path: Path, version: bytes | None, create: bool
+):
+    for name in ("entries", "thesis.tex", "work"):
+        (tmp_path / name).touch()
+    if version is not None:
+        (tmp_path / "VERSION").write_bytes(version)
+    before = sorted(tmp_path.iterdir())
+    expected = "a kernel cache or an empty directory" if create else "a kernel cache"
+    with pytest.raises(CacheError) as error:
+        KernelStore(tmp_path, create=create)
+    assert str(error.value).startswith(
+        f"expected {expected}, found no VERSION but 'thesis.tex' and 1 more - at {tmp_path}; name"
+    )
+    assert sorted(tmp_path.iterdir()) == before
+    assert version is None or (tmp_path / "VERSION").read_bytes() == version
+
+
+def test_a_store_that_lost_its_version_is_used(tmp_path: Path):
+    for name in ("entries", "locks", "aside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / f".VERSION.{0:016x}.tmp").touch()  # a killed process has left it
+    KernelStore(tmp_path, create=False)
+    assert not (tmp_path / "VERSION").exists()
+    KernelStore(tmp_path)
+    assert (tmp_path / "VERSION").exists()
+
+
+def test_a_store_that_is_only_looked_at_is_not_made(tmp_path: Path):
+    missing, empty = tmp_path / "deep" / "missing", tmp_path / "empty"
+    empty.mkdir(mode=0o700)
+    with pytest.raises(CacheError, match=f"expected a directory, found nothing - at {missing}; "):
+        KernelStore(missing, create=False)
+    with pytest.raises(CacheError, match=f"expected a kernel cache, found none - at {empty}; "):
+        KernelStore(empty, create=False)
+    assert list(tmp_path.rglob("*")) == [empty]
+    KernelStore(empty).put(KEY, FACTS, BLOBS)
+    before = sorted(empty.rglob("*"))
+    store = KernelStore(empty, create=False)
+    assert store.get(KEY) == Entry(KEY, FACTS, BLOBS)
+    assert (store.verify(), store.statistics().entries) == ([], 1)
+    assert sorted(empty.rglob("*")) == before
 
 
 @pytest.mark.parametrize("found", [b"2.3.1\n", b"brickline-kernels 2\n", b"\xff" * 100])

@@ -73,7 +73,20 @@ def the_file(directory: Path, key: str) -> Path:
 # --------------------------------------------------------------------------------------------- list
 
 
+VERBS = (["list"], ["show", "a"], ["gc"], ["clear"], ["verify"])
+
+
+def test_a_cache_that_was_never_made(directory: Path) -> None:
+    for _ in range(2):
+        for verb in ("list", "gc", "clear", "verify"):
+            assert run(verb) == f"no kernels: nothing is in {directory} yet\n"
+        assert refused("show", "a") == "no kernel 'a' in the cache; see `brickline kernels list`"
+        assert not directory.exists() or not list(directory.iterdir())
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
 def test_an_empty_cache(directory: Path) -> None:
+    KernelStore(directory)
     assert run("list").startswith("0 kernels, 0 of at most 1,073,741,824 bytes in ")
     assert str(directory) in run("list")
     assert run("gc") == "removed 0 kernels, 0 bytes\n"
@@ -281,10 +294,37 @@ def test_directories_that_are_none(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    for command in (["list"], ["show", "a"], ["gc"], ["clear"], ["verify"]):
+    for command in VERBS:
         for place in (file, shared):
             result = CliRunner().invoke(app, ["kernels", *command, "--dir", str(place)])
             assert isinstance(result.exception, CacheError)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: str(verb[0]))
+def test_a_directory_that_is_no_cache_stays_as_it_is(tmp_path: Path, verb: list[str]) -> None:
+    work, empty, missing = tmp_path / "work", tmp_path / "empty", tmp_path / "deep" / "missing"
+    (work / "aside").mkdir(parents=True)
+    (work / "aside" / "thesis.tex").write_text("mine", encoding="utf-8")
+    (work / "main.py").write_text("mine", encoding="utf-8")
+    empty.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for place, found in (
+        (work, "a kernel cache, found no VERSION but 'main.py'"),
+        (empty, "a kernel cache, found none"),
+        (missing, "a directory, found nothing"),
+    ):
+        assert refused(*verb, "--dir", place) == (
+            f"expected {found} - at {place}; name another, or none for the user's own"
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_clear_leaves_what_is_not_ours(directory: Path, kernels: list[str]) -> None:
+    thesis = directory / "aside" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("mine", encoding="utf-8")
+    assert run("clear", "--dir", directory).startswith("removed 3 kernels, ")
+    assert thesis.read_text(encoding="utf-8") == "mine"
 
 
 def test_help_names_every_verb() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import subprocess
 import tempfile
@@ -16,7 +17,8 @@ from rich.table import Table
 
 from brickline.errors import UsageError
 from brickline.kernel_entries import Entry
-from brickline.kernel_store import EntryInfo, KernelStore
+from brickline.kernel_store import EntryInfo, KernelStore, default_directory
+from brickline.private_directory import is_vacant
 
 kernels = typer.Typer(
     help="List, show and clean the compiled kernels on disk.", no_args_is_help=True
@@ -33,7 +35,7 @@ def list_kernels(directory: Directory = None) -> None:
 
     Example: brickline kernels list
     """
-    store = KernelStore(directory)
+    store = _open(directory)
     table = Table(box=None, pad_edge=False)
     for title in ("key", "kernel", "device", "bytes", "used"):
         justify: Literal["left", "right"] = "right" if title == "bytes" else "left"
@@ -67,7 +69,9 @@ def show(
 
     Example: brickline kernels show rms_norm --assembly
     """
-    store = KernelStore(directory)
+    if _is_unmade(directory):
+        raise _unknown(key)
+    store = _open(directory)
     info = _find(store, key)
     entry = store.get(info.key)
     if entry is None:
@@ -112,7 +116,7 @@ def gc(
     Example: brickline kernels gc --older-than 30
     """
     seconds = None if older_than is None else older_than * 86400
-    removed = KernelStore(directory).gc(max_bytes, seconds)
+    removed = _open(directory).gc(max_bytes, seconds)
     typer.echo(f"removed {removed.entries} kernels, {removed.bytes:,} bytes")
 
 
@@ -122,7 +126,7 @@ def clear(directory: Directory = None) -> None:
 
     Example: brickline kernels clear
     """
-    removed = KernelStore(directory).clear()
+    removed = _open(directory).clear()
     typer.echo(f"removed {removed.entries} kernels, {removed.bytes:,} bytes")
 
 
@@ -132,7 +136,7 @@ def verify(directory: Directory = None) -> None:
 
     Example: brickline kernels verify
     """
-    store = KernelStore(directory)
+    store = _open(directory)
     problems = store.verify()
     for problem in problems:
         typer.echo(str(problem), err=True)
@@ -141,15 +145,32 @@ def verify(directory: Directory = None) -> None:
         raise typer.Exit(1)
 
 
+def _is_unmade(directory: Path | None) -> bool:
+    """Whether the user's own cache is meant, and nothing has been compiled yet."""
+    return directory is None and is_vacant(default_directory())
+
+
+def _open(directory: Path | None) -> KernelStore:
+    """Return a cache that exists; a verb looks or cleans, so it makes none."""
+    if _is_unmade(directory):
+        typer.echo(f"no kernels: nothing is in {os.path.abspath(default_directory())} yet")
+        raise typer.Exit
+    return KernelStore(directory, create=False)
+
+
 def _find(store: KernelStore, key: str) -> EntryInfo:
     entries = list(store.entries())
     found = [each for each in entries if each.key.startswith(key) or each.facts.get("name") == key]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UsageError(f"no kernel {key!r} in the cache; see `brickline kernels list`")
+        raise _unknown(key)
     keys = ", ".join(each.key[:12] for each in found)
     raise UsageError(f"{key!r} means {len(found)} kernels ({keys}); give the start of one key")
+
+
+def _unknown(key: str) -> UsageError:
+    return UsageError(f"no kernel {key!r} in the cache; see `brickline kernels list`")
 
 
 def _disassemble(entry: Entry) -> str:
