@@ -254,6 +254,7 @@ class Launcher:
         name: str,
         arguments: tuple[tuple[Any, ...], ...],
         sizes: tuple[_Bytes, ...],
+        size_texts: tuple[str, ...],
         limits: tuple[int, ...],
         kind: int,
         number: int,

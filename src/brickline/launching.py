@@ -48,10 +48,12 @@ def make_launcher(kernel: Kernel, device: Device, program: Program) -> _core.Lau
 
     limits = device.limits
     local_size = kernel.local_size or (Expr.of(1),) * 3
+    sizes = (*kernel.global_size, *local_size, kernel.shared_bytes)
     return _core.Launcher(
         name=kernel.name,
         arguments=tuple(row(each) for each in kernel.signature),
-        sizes=tuple(map(code, (*kernel.global_size, *local_size, kernel.shared_bytes))),
+        sizes=tuple(map(code, sizes)),
+        size_texts=tuple(map(str, sizes)),
         limits=(*limits.grid, *limits.block, limits.shared_bytes, limits.lanes),
         kind=device.kind,
         number=device.number,

@@ -56,6 +56,7 @@ struct LauncherObject {
     PyObject* owner;    // keeps the code loaded
     PyObject* convert;  // callable(object, launcher, argument name) -> Buffer
     PyObject* dtypes;   // tuple of names by code, for messages
+    PyObject* size_texts;  // tuple of the seven expressions as text, for messages
     PyObject* weakrefs;
 };
 
@@ -273,6 +274,19 @@ bool check_overlap(LauncherObject* launcher, const BufferObject* const* buffers,
     return true;
 }
 
+// " with n=5, m=3": the variables of a launch.
+std::string values_text(const LauncherObject* launcher, const int64_t* values) {
+    std::string text;
+    for (size_t i = 0; i < launcher->plan->arguments.size(); ++i) {
+        const Argument& argument = launcher->plan->arguments[i];
+        if (argument.is_buffer || argument.type != ScalarType::Integer) continue;
+        const char* name = PyUnicode_AsUTF8(argument.name);
+        text += (text.empty() ? " with " : ", ") + std::string(name ? name : "?") + "=" +
+                std::to_string(values[i]);
+    }
+    return text;
+}
+
 bool evaluate_sizes(LauncherObject* launcher, const int64_t* values, int64_t* sizes) {
     const Plan& plan = *launcher->plan;
     uint64_t lanes = 1;
@@ -282,9 +296,11 @@ bool evaluate_sizes(LauncherObject* launcher, const int64_t* values, int64_t* si
         const int64_t least = i < 6 ? 1 : 0;
         if (sizes[i] < least || uint64_t(sizes[i]) > plan.limits[i]) [[unlikely]] {
             PyObject* device = device_name(plan.kind, plan.number);
-            raise_error("LaunchError", "kernel %U: %s is %lld; %S takes %lld to %llu", launcher->name,
-                        SIZE_NAMES[i], static_cast<long long>(sizes[i]), device,
-                        static_cast<long long>(least), static_cast<unsigned long long>(plan.limits[i]));
+            raise_error("LaunchError", "kernel %U: %s = %S is %lld%s; %S takes %lld to %llu%s",
+                        launcher->name, SIZE_NAMES[i], PyTuple_GET_ITEM(launcher->size_texts, i),
+                        static_cast<long long>(sizes[i]), values_text(launcher, values).c_str(), device,
+                        static_cast<long long>(least), static_cast<unsigned long long>(plan.limits[i]),
+                        sizes[i] < least ? ": skip the launch" : "");
             Py_XDECREF(device);
             return false;
         }
@@ -570,23 +586,24 @@ bool read_argument(PyObject* row, uint32_t values, Argument& argument) {
     return true;
 }
 
-// Launcher(name, arguments, sizes, limits, kind, number, function, context, fault, owner, convert,
-//          dtypes). Expressions are over all arguments by position; those of buffers are never used.
+// Launcher(name, arguments, sizes, size_texts, limits, kind, number, function, context, fault, owner,
+//          convert, dtypes). Expressions are over all arguments by position; those of buffers are never used.
 PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject* names) {
-    static const char* keys[] = {"name", "arguments", "sizes", "limits", "kind", "number", "function",
-                                 "context", "fault", "owner", "convert", "dtypes", nullptr};
-    PyObject *name = nullptr, *arguments = nullptr, *sizes = nullptr, *limits = nullptr;
+    static const char* keys[] = {"name", "arguments", "sizes", "size_texts", "limits", "kind", "number",
+                                 "function", "context", "fault", "owner", "convert", "dtypes", nullptr};
+    PyObject *name = nullptr, *arguments = nullptr, *sizes = nullptr, *texts = nullptr, *limits = nullptr;
     PyObject *owner = nullptr, *convert = nullptr, *dtypes = nullptr;
     int kind = 0, number = 0;
     unsigned long long function = 0, context = 0, fault = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, names, "UO!O!O!iiKKKOOO!", const_cast<char**>(keys), &name,
+    if (!PyArg_ParseTupleAndKeywords(args, names, "UO!O!O!O!iiKKKOOO!", const_cast<char**>(keys), &name,
                                      &PyTuple_Type, &arguments, &PyTuple_Type, &sizes, &PyTuple_Type,
-                                     &limits, &kind, &number, &function, &context, &fault, &owner,
+                                     &texts, &PyTuple_Type, &limits, &kind, &number, &function, &context, &fault, &owner,
                                      &convert, &PyTuple_Type, &dtypes)) {
         return nullptr;
     }
     const size_t count = size_t(PyTuple_GET_SIZE(arguments));
-    if (count > MAX_ARGUMENTS || PyTuple_GET_SIZE(sizes) != 7 || PyTuple_GET_SIZE(limits) != 8) {
+    if (count > MAX_ARGUMENTS || PyTuple_GET_SIZE(sizes) != 7 || PyTuple_GET_SIZE(texts) != 7 ||
+        PyTuple_GET_SIZE(limits) != 8) {
         return raise_error("LaunchError", "kernel %U: a kernel has at most %zu arguments, got %zu", name,
                            MAX_ARGUMENTS, count);
     }
@@ -619,6 +636,7 @@ PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject* names) {
     launcher->owner = Py_NewRef(owner);
     launcher->convert = Py_NewRef(convert);
     launcher->dtypes = Py_NewRef(dtypes);
+    launcher->size_texts = Py_NewRef(texts);
     return reinterpret_cast<PyObject*>(launcher);
 }
 
@@ -643,6 +661,7 @@ void launcher_dealloc(PyObject* self) {
     launcher_clear(self);
     Py_CLEAR(launcher->name);
     Py_CLEAR(launcher->dtypes);
+    Py_CLEAR(launcher->size_texts);
     for (Argument& argument : launcher->plan->arguments) Py_XDECREF(argument.name);
     delete launcher->plan;
     Py_TYPE(self)->tp_free(self);

@@ -382,7 +382,8 @@ def test_blocks_along_each_axis(axis: int) -> None:
         with pytest.raises(LaunchError) as refused:
             launch(size)
         assert str(refused.value) == (
-            f"kernel blocks{axis}: global_size[{axis}] is {size}; NULL takes 1 to {most}"
+            f"kernel blocks{axis}: global_size[{axis}] = n is {size} with n={size}, m=0; "
+            f"NULL takes 1 to {most}" + (": skip the launch" if size < 1 else "")
         )
 
 
@@ -394,7 +395,8 @@ def test_lanes_along_each_axis(axis: int) -> None:
     launch(most)
     for size in (0, -1, most + 1, 2**32, 2**62):
         with pytest.raises(
-            LaunchError, match=rf"local_size\[{axis}\] is {size}; NULL takes 1 to {most}"
+            LaunchError,
+            match=rf"local_size\[{axis}\] = n is {size} with .*takes 1 to {most}",
         ):
             launch(size)
 
@@ -415,7 +417,7 @@ def test_shared_memory() -> None:
     launch(0)
     launch(1 << 20)
     for size in (-1, (1 << 20) + 1, 2**62):
-        with pytest.raises(LaunchError, match=f"shared_bytes is {size}; NULL takes 0 to 1048576"):
+        with pytest.raises(LaunchError, match=rf"shared_bytes = .* is {size} .*takes 0 to 1048576"):
             launch(size)
 
 
@@ -542,6 +544,7 @@ def test_declarations_that_make_no_launcher() -> None:
         "name": "made",
         "arguments": (("y", True, 2, 2, 4, (one,)), ("n", False, 0, 0, 9)),
         "sizes": (one,) * 7,
+        "size_texts": ("1",) * 7,
         "limits": (1024,) * 8,
         "kind": 0,
         "number": 0,
