@@ -167,7 +167,7 @@ class Kernel:
             _check_launch_of_c(self, where)
         if language == "block":
             adds = any(param.accumulate == "add" for param in self.params)
-            check_block_source(source, adds, where)
+            check_block_source(source, adds, self.shared_bytes.value != 0, where)
 
     @classmethod
     def from_source(cls, source: str, **declaration: Any) -> Kernel:

@@ -47,6 +47,7 @@ _INSTEAD = {
 
 _CUDA_WORD = re.compile(rf"\b(?:{'|'.join(_INSTEAD)})\b", re.ASCII)
 _INCLUDE = re.compile(r"^[ \t]*(#)[ \t]*include\b", re.ASCII | re.MULTILINE)
+_SHARED = re.compile(r"(?:\.|->)\s*(?:template\s+)?(shared)\s*<", re.ASCII)
 _ATOMIC_ADD = re.compile(r"\batomic_add\b", re.ASCII)
 
 # Every form that ends at its own end or at the end of the text, so that no scan starts twice.
@@ -121,17 +122,18 @@ def _encoded_size(source: str, where: str) -> int:
         ) from None
 
 
-def check_block_source(source: str, accumulates: bool, where: str) -> None:
-    """Refuse what ``Block`` takes the place of.
+def check_block_source(source: str, accumulates: bool, has_shared: bool, where: str) -> None:
+    """Refuse what ``Block`` takes the place of, and what the declaration lacks.
 
     Args:
         source: Code against ``brickline/kernel.h``.
         accumulates: Whether a parameter declares that it is added to atomically.
+        has_shared: Whether the declaration gives blocks shared memory.
         where: The kernel, for the error.
 
     Raises:
-        KernelError: The code names something that only CUDA has, includes headers, or adds
-            atomically where no parameter declares it.
+        KernelError: The code names something that only CUDA has, includes headers, adds
+            atomically where no parameter declares it, or takes shared memory that it has not.
     """
     found = _first_word(source, _CUDA_WORD)
     if found is not None:
@@ -140,12 +142,17 @@ def check_block_source(source: str, accumulates: bool, where: str) -> None:
             f"expected code against Block, got {found[0]} in line {found[1]} - at {where}; use "
             f"{instead}, or declare language='cuda' for code that is CUDA's alone"
         )
-    included = _INCLUDE.search(source)
-    if included is not None:
+    line = _first_line(source, "include", _INCLUDE)
+    if line is not None:
         raise KernelError(
-            f"expected code without headers of its own, got #include in line "
-            f"{_line(source, included.start(1))} - at {where}; Block has what kernels need, or "
-            "declare language='cuda' or 'c'"
+            f"expected code without headers of its own, got #include in line {line} - at {where}; "
+            "Block has what kernels need, or declare language='cuda' or 'c'"
+        )
+    line = None if has_shared else _first_line(source, "shared", _SHARED)
+    if line is not None:
+        raise KernelError(
+            f"expected shared_bytes for shared<T>(count) in line {line}, got 0 - at {where}; "
+            "declare shared_bytes= as the bytes that a block takes"
         )
     found = None if accumulates else _first_word(source, _ATOMIC_ADD)
     if found is not None:
@@ -164,6 +171,21 @@ def _first_word(source: str, wanted: re.Pattern[str]) -> tuple[str, int] | None:
         if word is not None and wanted.fullmatch(word):
             return word, _line(source, token.start())
     return None
+
+
+def _first_line(source: str, word: str, wanted: re.Pattern[str]) -> int | None:
+    """Return the line of the first match's group in the code, without comments and literals."""
+    if word not in source:  # most sources, without taking them apart
+        return None
+    found = wanted.search(_TOKEN.sub(_blanked, source))
+    return None if found is None else _line(source, found.start(1))
+
+
+def _blanked(token: re.Match[str]) -> str:
+    """Return a word or a number as it is, anything else as blanks in as many lines."""
+    text = token[0]
+    keep = token["word"] is not None or text[0] in ".0123456789"
+    return text if keep else re.sub(r"[^\n]", " ", text)
 
 
 def _line(source: str, place: int) -> int:

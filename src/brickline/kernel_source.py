@@ -20,15 +20,32 @@ INCLUDE_DIRECTORY = Path(__file__).parent / "include"
 """What a compiler searches for ``brickline/kernel.h``."""
 CPU_HEADERS = ("arithmetic", "elements", "entry_cpu", "kernel", "launch", "platform", "simd")
 CUDA_HEADERS = ("arithmetic", "elements", "entry_cuda", "kernel", "platform")
-CPU_FLAGS = ("-std=c++17", "-ffp-contract=off")
-"""What the meaning of a single-source kernel rests on; how much to optimise is the device's."""
-CUDA_FLAGS = ("--std=c++17", "-fmad=false")
-"""The same for NVRTC, whose divisions, roots and subnormals are IEEE's unless it is told."""
+CPU_FLAGS = ("-std=c++17", "-ffp-contract=off", "-fno-exceptions")
+"""What the meaning of a single-source kernel rests on; how much to optimise is the device's. An
+exception could only end the process, so the compiler refuses it."""
+
+# No function, argument or macro of a kernel may have such a name.
+_LAUNCH = "brickline_the_launch"
+_ARGUMENT = "brickline_argument"
+
+_C_CHECKS = (
+    "conversion",
+    "implicit-function-declaration",
+    "incompatible-pointer-types",
+    "int-conversion",
+    "pointer-sign",
+)
+"""Warnings which say that a call of a C function changes its arguments."""
 
 
 def entry_point(kernel: Kernel) -> str:
     """Return the symbol of the compiled code: unique per kernel, but for CUDA code its own."""
     return kernel.entry if kernel.language == "cuda" else kernel.short
+
+
+def expected_function(kernel: Kernel) -> str:
+    """Return the declaration of the function that the signature of a kernel asks for."""
+    return f"void {kernel.entry}({', '.join(_parameter_types(kernel))})"
 
 
 def headers(kernel: Kernel, *, cuda: bool) -> list[Path]:
@@ -77,10 +94,12 @@ namespace brickline {{
 
 // Flattened: what a kernel hands to Block is inlined, or its loops would not vectorise.
 extern "C" __attribute__((visibility("default"), flatten)) void
-{entry_point(kernel)}(const brickline_launch* launch) {{
+{entry_point(kernel)}(const brickline_launch* {_LAUNCH}) {{
+{_exact_types(kernel)}
 {_unpacked(kernel)}
-    for (uint64_t linear = launch->first; linear < launch->last; ++linear) {{
-        Block block(place_of(*launch, linear));
+    for (uint64_t linear = {_LAUNCH}->first; linear < {_LAUNCH}->last; ++linear) {{
+        Overflow overflow;
+        Block block(place_of(*{_LAUNCH}, linear, overflow));
         user::{kernel.entry}({_passed(kernel, "block")});
     }}
 }}
@@ -91,7 +110,7 @@ extern "C" __attribute__((visibility("default"), flatten)) void
 
 def _cuda_unit(kernel: Kernel) -> str:
     parameters = [
-        f"{_type(argument)} argument{place}" for place, argument in enumerate(kernel.signature)
+        f"{_type(argument)} {_ARGUMENT}{place}" for place, argument in enumerate(kernel.signature)
     ]
     return f"""\
 #include "brickline/entry_cuda.h"
@@ -100,6 +119,7 @@ namespace brickline {{
 
 extern "C" __global__ void {_launch_bounds(kernel)}
 {entry_point(kernel)}({", ".join([*parameters, "uint32_t* fault"])}) {{
+{_exact_types(kernel)}
     __shared__ uint4 scratch[Place::SCRATCH_BYTES / sizeof(uint4)];
     extern __shared__ uint4 shared[];
     Block block(place_of_thread(scratch, shared, fault));
@@ -111,12 +131,19 @@ extern "C" __global__ void {_launch_bounds(kernel)}
 
 
 def _plain_c_unit(kernel: Kernel) -> str:
+    checks = "\n".join(f'#pragma GCC diagnostic error "-W{name}"' for name in _C_CHECKS)
     return f"""\
 {_user_text(kernel)}
 #include "brickline/launch.h"
 
+// The call may add qualifiers and widen a value, and nothing else. C has no way to ask for the
+// types of a function's parameters; a second declaration would refuse volatile and long long.
+{checks}
+#ifndef __clang__  // which counts them as incompatible
+#pragma GCC diagnostic error "-Wdiscarded-qualifiers"
+#endif
 __attribute__((visibility("default"))) void
-{entry_point(kernel)}(const brickline_launch* launch) {{
+{entry_point(kernel)}(const brickline_launch* {_LAUNCH}) {{
 {_unpacked(kernel)}
     {kernel.entry}({_passed(kernel)});
 }}
@@ -144,12 +171,27 @@ def _type(argument: Param | Scalar, *, plain: bool = False) -> str:
     return f"{kind}*" if argument.access.writes else f"const {kind}*"
 
 
+def _parameter_types(kernel: Kernel) -> list[str]:
+    plain = kernel.language == "c"
+    types = [_type(argument, plain=plain) for argument in kernel.signature]
+    return ["Block&", *types] if kernel.language == "block" else types
+
+
+def _exact_types(kernel: Kernel) -> str:
+    """A line that compiles if the function, or one of its overloads, has the signature's types.
+
+    A call alone would convert scalars. Qualifiers of the parameters themselves are no part of it.
+    """
+    types = ", ".join(_parameter_types(kernel))
+    return f"    (void)sizeof(static_cast<void (*)({types})>(user::{kernel.entry}));"
+
+
 def _unpacked(kernel: Kernel) -> str:
     """One line per argument, which reads its value through the launch's pointer to it."""
     plain = kernel.language == "c"
     kinds = [_type(argument, plain=plain) for argument in kernel.signature]
     return "\n".join(
-        f"    {kind} const argument{place} = *({kind} const*)launch->arguments[{place}];"
+        f"    {kind} const {_ARGUMENT}{place} = *({kind} const*){_LAUNCH}->arguments[{place}];"
         for place, kind in enumerate(kinds)
     )
 
@@ -160,7 +202,7 @@ def _passed(kernel: Kernel, *first: str) -> str:
 
 def _arguments(first: Iterable[str], count: int) -> Iterable[str]:
     yield from first
-    yield from (f"argument{place}" for place in range(count))
+    yield from (f"{_ARGUMENT}{place}" for place in range(count))
 
 
 def _launch_bounds(kernel: Kernel) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -265,7 +267,7 @@ def test_contraction_is_off_and_fma_explicit() -> None:
 
 
 def test_flags_and_identity() -> None:
-    compiler = cpu.find_compiler()
+    compiler = cpu.chosen_compiler()
     for language, standard in (("block", "-std=c++17"), ("c", "-std=gnu11")):
         flags = compiler.flags(language)
         assert {standard, "-O3", "-ffp-contract=off", "-fPIC", "-shared"} <= set(flags)
@@ -338,13 +340,154 @@ def test_lines_are_counted_as_compilers_count_them() -> None:
         ("void other(float* y) { *y = 1; }", "other|bad|undeclared|implicit"),
         ("#include <no/such/header.h>\nvoid bad(float* y) {}", "no/such/header.h"),
         ("#error on purpose\n", "on purpose"),
-        ("void zork(float*); void bad(float* y) { zork(y); }", "undefined.*zork"),
-        ("void bad(float* y) {", "expected"),
+        ("void zork(float*); void bad(float* y) { zork(y); }", "compile: undefined .*zork"),
+        ("void bad(float* y) {", "compile: .*\nthe source leaves a brace open"),
     ],
 )
 def test_other_refusals(source: str, words: str) -> None:
     with pytest.raises(CompileError, match=words):
         CPU.load(CPU.compile(plain_c("bad", source)))
+
+
+# ---------------------------------------------------------------------- functions and signatures
+
+SCALE_EXPECTED = {
+    "block": "void scale(Block&, const float*, float*, int64_t, float)",
+    "c": "void scale(const float*, float*, int64_t, float)",
+}
+
+
+def with_parameters(language: Any, parameters: str, result: str = "void") -> Kernel:
+    """`scale` as a function of these parameters; its signature stays."""
+    head = "BRICKLINE {} scale(Block& block, {}) {{}}" if language == "block" else C_HEAD
+    return Kernel("scale", head.format(result, parameters), SCALE.signature, language=language)
+
+
+C_HEAD = "#include <stddef.h>\n#include <stdint.h>\n{} scale({}) {{}}"
+
+
+@pytest.mark.parametrize("language", ["block", "c"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "const float* x, float* y, float by, int64_t n",
+        "const float* x, float* y, int n, float by",
+        "const float* x, float* y, uint64_t n, float by",
+        "const float* x, float* y, double n, float by",
+        "const float* x, float* y, int64_t n, int by",
+        "const double* x, float* y, int64_t n, float by",
+        "float* x, float* y, int64_t n, float by",
+        "const float* x, uint32_t* y, int64_t n, float by",
+        "const float* x, int64_t y, int64_t n, float by",
+        "const float* x, float* y, int64_t n",
+        "const float* x, float* y, int64_t n, float by, int more",
+    ],
+)
+def test_a_function_that_is_not_the_signatures_is_refused(language: Any, parameters: str) -> None:
+    with pytest.raises(CompileError) as refused:
+        CPU.compile(with_parameters(language, parameters))
+    first, second = str(refused.value).split("\n")[:2]
+    assert re.fullmatch("kernel scale does not compile: .+", first)
+    assert second == (
+        f"expected `{SCALE_EXPECTED[language]}` as the signature declares; change the function or "
+        "the signature, or name it with entry="
+    )
+
+
+@pytest.mark.parametrize(
+    ("language", "parameters"),
+    [
+        ("block", "const float* __restrict__ x, float* const y, const int64_t n, const float by"),
+        ("c", "const float* restrict x, float* const restrict y, const int64_t n, const float by"),
+        ("c", "const volatile float* x, volatile float* y, long long n, double by"),
+        ("c", "const void* x, float y[], long n, float by"),
+    ],
+)
+def test_qualifiers_and_wider_values_are_no_other_function(language: Any, parameters: str) -> None:
+    assert not CPU.compile(with_parameters(language, parameters)).log
+
+
+def test_overloads_and_templates_are_functions_too() -> None:
+    source = """\
+template <class T>
+BRICKLINE void pick(Block& block, T* y, int64_t n) { y[0] = T(n); }
+BRICKLINE void pick(Block& block, double* y, int64_t n) { y[0] = -1; }
+BRICKLINE void pick(Block& block, float* y, int32_t n) { y[0] = -1; }
+"""
+    kernel = Kernel("pick", source, [Param("y", "f32", 1, "write"), Scalar("n")])
+    assert value_of(CACHE.get_or_compile(kernel), 7) == 7
+
+
+@pytest.mark.parametrize("language", ["block", "c"])
+def test_a_function_of_another_name_is_asked_for(language: Any) -> None:
+    source = with_parameters(language, "float* y").source.replace("scale", "other")
+    kernel = Kernel("scale", source, SCALE.signature, language=language)
+    with pytest.raises(CompileError, match=r"scale.*\nexpected `void scale\(.*name it with entry="):
+        CPU.compile(kernel)
+
+
+@pytest.mark.parametrize("name", ["launch", "argument0", "linear", "overflow", "shared"])
+def test_an_entry_has_no_names_that_a_kernel_may_have(name: str) -> None:
+    in_c = plain_c(name, f"void {name}(float* y) {{ *y = 1; }}")
+    assert value_of(CACHE.get_or_compile(in_c)) == 1
+    source = f"BRICKLINE void {name}(Block& block, float* y) {{ *y = 2; }}"
+    assert value_of(CACHE.get_or_compile(Kernel(name, source, in_c.signature))) == 2
+
+
+@pytest.mark.parametrize(
+    "mistake", ["zork(y);", "int n = y;", "double* d = y;"], ids=["undeclared", "int", "pointer"]
+)
+def test_c_is_refused_where_older_compilers_warn(mistake: str) -> None:
+    with pytest.raises(CompileError, match="kernel bad does not compile: line 2: "):
+        CPU.compile(plain_c("bad", f"void bad(float* y) {{\n  {mistake}\n}}"))
+
+
+@pytest.mark.parametrize("code", ["throw 1;", "try { y[0] = 1; } catch (...) {}"])
+def test_an_exception_is_the_compilers_to_refuse(code: str) -> None:
+    source = f"BRICKLINE void throws(Block& block, float* y) {{\n  {code}\n}}"
+    with pytest.raises(CompileError, match=r"line 2: .*exception"):
+        CPU.compile(Kernel("throws", source, [Param("y", "f32", 1, "write")]))
+
+
+def test_an_error_in_a_header_names_the_line_that_led_to_it() -> None:
+    source = """\
+BRICKLINE void small(Block& block, const bf16* x, float* y) {
+  y[0] = float(block.sum(4, [&](int64_t i) { return x[i]; }));
+}
+"""
+    kernel = Kernel("small", source, [Param("x", "bf16", 4), Param("y", "f32", 1, "write")])
+    with pytest.raises(CompileError) as refused:
+        CPU.compile(kernel)
+    first, *_ = message = str(refused.value).split("\n")
+    assert re.match(
+        r"kernel small does not compile: line \d: static assertion failed.*4 or 8", first
+    )
+    assert any(line.startswith("     2 |") or line.startswith(">    2 |") for line in message)
+
+
+def test_too_little_shared_memory_is_an_error_and_not_the_end() -> None:
+    source = """\
+BRICKLINE void greedy(Block& block, float* y, int64_t n) {
+  float* mine = block.shared<float>(n);
+  float* more = block.shared<float>(n);
+  block.each(n, [&](int64_t i) { mine[i] = 1; more[i] = 2; });
+  y[block.index()] = block.sum(n, [&](int64_t i) { return mine[i] + more[i]; });
+}
+"""
+    kernel = Kernel(
+        "greedy",
+        source,
+        [Param("y", "f32", 3, "write"), Scalar("n", high=2**40)],
+        global_size=3,
+        shared_bytes=4096,
+    )
+    greedy, y = CACHE.get_or_compile(kernel), np.zeros(3, np.float32)
+    for n in (600, 1024, 1_000_000):
+        with pytest.raises(LaunchError, match="kernel greedy"):
+            greedy.launch(y, n)
+        assert y.tolist() == [3 * n] * 3
+    greedy.launch(y, 512)
+    assert y.tolist() == [1536] * 3
 
 
 def test_another_language_of_the_user_changes_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +521,7 @@ def test_zig_is_the_last_resort(fresh_compiler: pytest.MonkeyPatch, tmp_path: Pa
     fresh_compiler.setenv("PATH", str(tmp_path))
     fresh_compiler.delenv("BRICKLINE_CXX", raising=False)
     fresh_compiler.setattr(cpu, "find_spec", lambda name: sys.__spec__ or object())
-    found = cpu.find_compiler()
+    found = cpu.chosen_compiler()
     assert (found.kind, found.command[1:]) == ("zig", ("-m", "ziglang", "c++"))
 
 
@@ -403,7 +546,7 @@ def test_a_wrong_compiler_is_named(fresh_compiler: pytest.MonkeyPatch, tmp_path:
 
     with pytest.raises(DeviceError, match=r"cannot be compiled with .*format error"):
         chosen(script("no_program", "\0\1\2")).get_or_compile(constant(4))
-    with pytest.raises(DeviceError, match=r"cannot be compiled with .*quiet"):
+    with pytest.raises(DeviceError, match=r"with .*quiet: it ended well but made no file; set BRI"):
         chosen(script("quiet", "#!/bin/sh\nexit 0\n")).get_or_compile(constant(4))
     with pytest.raises(CompileError, match="ended with status 3 and said nothing"):
         chosen(script("silent", "#!/bin/sh\nexit 3\n")).get_or_compile(constant(4))
@@ -414,7 +557,7 @@ def test_a_wrong_compiler_is_named(fresh_compiler: pytest.MonkeyPatch, tmp_path:
         chosen(script("liar", liar)).get_or_compile(constant(4))
     gone = script("gone", "#!/bin/sh\n")
     cache = chosen(gone)
-    cpu.find_compiler()
+    cpu.chosen_compiler()
     gone.unlink()
     with pytest.raises(DeviceError, match=r"gone is gone .*install one"):
         cache.get_or_compile(constant(4))
@@ -429,6 +572,59 @@ def test_a_compiler_that_never_ends(fresh_compiler: pytest.MonkeyPatch, tmp_path
     with pytest.raises(CompileError, match=r"took more than 0.2 s and was stopped") as refused:
         CPU.compile(constant(5))
     assert str(path) in refused.value.command
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_what_a_compiler_started_ends_with_it(
+    fresh_compiler: pytest.MonkeyPatch, tmp_path: Path, interrupt: bool
+) -> None:
+    path, pids = tmp_path / "driver", tmp_path / "pids"
+    path.write_text(f"#!/bin/sh\nsleep 60 &\necho $$ $! > {pids}.new\nmv {pids}.new {pids}\nwait\n")
+    path.chmod(0o700)
+    fresh_compiler.setenv("BRICKLINE_CXX", str(path))
+    fresh_compiler.setattr(cpu, "COMPILE_SECONDS", 30 if interrupt else 0.5)
+
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before, handler = descriptors(), signal.signal(signal.SIGALRM, interrupted)
+    signal.setitimer(signal.ITIMER_REAL, 0.5 if interrupt else 0)
+    try:
+        with pytest.raises(KeyboardInterrupt if interrupt else CompileError):
+            CPU.compile(constant(5))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    driver, worker = pids.read_text().split()
+    assert not Path("/proc", driver).exists(), "ended and waited for"
+    assert descriptors() == before
+    deadline = time.monotonic() + 5
+    while _runs(worker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(worker)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        stat = Path("/proc", pid, "stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # which its new parent has yet to wait for
+
+
+def test_the_compiler_is_the_one_that_the_environment_names_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("BRICKLINE_CXX", raising=False)
+    default = cpu.chosen_compiler()
+    other = tmp_path / "clang++"
+    other.symlink_to(default.command[0])
+    monkeypatch.setenv("BRICKLINE_CXX", str(other))
+    assert cpu.chosen_compiler().command == (str(other),)
+    monkeypatch.delenv("BRICKLINE_CXX")
+    assert cpu.chosen_compiler() == default
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cpu.chosen_compiler() == cpu.Compiler((str(other),), "clang")
 
 
 def test_no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,7 +769,7 @@ def test_writes_outside_are_found(place: int, where: str) -> None:
     wild = CACHE.get_or_compile(WILD)
     x, y = np.ones(5, np.float32), np.zeros(5, np.float32)
     with pytest.raises(LaunchError) as refused:
-        launch_guarded(wild, CPU, {"x": x, "y": y, "n": 5, "place": place})
+        launch_guarded(wild, {"x": x, "y": y, "n": 5, "place": place})
     assert str(refused.value) == (
         f"kernel wild writes outside y, which has 20 bytes: first {where}; look at the kernel's "
         "bounds"
@@ -586,7 +782,7 @@ def test_the_first_and_last_guarded_byte() -> None:
     given = {"x": np.ones(5, np.float32), "y": np.zeros(5, np.float32), "n": 5}
     for place in (-GUARD_BYTES // 4, 5 + GUARD_BYTES // 4 - 1):
         with pytest.raises(LaunchError, match=r"writes outside y"):
-            launch_guarded(wild, CPU, given | {"place": place})
+            launch_guarded(wild, given | {"place": place})
 
 
 def test_writes_inside_are_copied_back() -> None:
@@ -594,10 +790,10 @@ def test_writes_inside_are_copied_back() -> None:
     x, y = np.full(5, 3, np.float32), np.arange(5, dtype=np.float32)
     x.flags.writeable = False
     for place in (0, 4):
-        launch_guarded(wild, CPU, {"x": x, "y": y, "n": 5, "place": place})
+        launch_guarded(wild, {"x": x, "y": y, "n": 5, "place": place})
     assert y.tolist() == [3.0, 1.0, 2.0, 3.0, 3.0]
     buffer = CPU.from_numpy(np.zeros(5, np.float32))
-    launch_guarded(wild, CPU, {"x": x, "y": buffer, "n": 5, "place": 1})
+    launch_guarded(wild, {"x": x, "y": buffer, "n": 5, "place": 1})
     assert buffer.numpy().tolist() == [0.0, 3.0, 0.0, 0.0, 0.0]
 
 
@@ -613,7 +809,7 @@ def test_guarded_copies_are_aligned_as_declared(align: int) -> None:
     memory = np.zeros(2 * align + 12, np.uint8)
     start = -memory.__array_interface__["data"][0] % align
     y = memory[start : start + 12].view(np.float32)
-    launch_guarded(cached, CPU, {"y": y})
+    launch_guarded(cached, {"y": y})
     assert y[0] == 1
 
 
@@ -631,9 +827,9 @@ def test_guarded_launches_refuse_what_launches_refuse() -> None:
         ({"z": 3}, "has no argument 'z'"),
     ):
         with pytest.raises(LaunchError, match=words):
-            launch_guarded(wild, CPU, good | wrong)
+            launch_guarded(wild, good | wrong)
     with pytest.raises(LaunchError, match="argument y is missing"):
-        launch_guarded(wild, CPU, {"x": x, "n": 5, "place": 0})
+        launch_guarded(wild, {"x": x, "n": 5, "place": 0})
 
 
 def test_a_fault_of_a_guarded_launch_is_raised_and_nothing_copied() -> None:
@@ -641,7 +837,7 @@ def test_a_fault_of_a_guarded_launch_is_raised_and_nothing_copied() -> None:
     trips = CACHE.get_or_compile(Kernel("trips", source, [Param("y", "f32", 1, "read-write")]))
     y = np.zeros(1, np.float32)
     with pytest.raises(LaunchError, match="kernel trips reported fault 9"):
-        launch_guarded(trips, CPU, {"y": y})
+        launch_guarded(trips, {"y": y})
     assert y[0] == 0
 
 

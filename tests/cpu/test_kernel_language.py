@@ -165,6 +165,29 @@ def test_integers_have_a_largest_value_of_no_index(host: Any) -> None:
     assert y.tolist() == [-(2**63), 0, -(2**31), -3]
 
 
+@pytest.mark.parametrize(
+    ("value", "call"),
+    [
+        ("int8_t(i)", "block.sum"),
+        ("int16_t(i)", "block.max"),
+        ("bf16(1.0f)", "block.sum"),
+        ("f16(1.0f)", "block.max"),
+        ("i > 0", "group.sum"),
+    ],
+)
+def test_small_values_are_not_reduced(host: Any, tmp_path: Path, value: str, call: str) -> None:
+    """CUDA exchanges words of 4 bytes; what it refuses is refused here, in the same words."""
+    code = f"y[0] = float({call}(9, [&](int64_t i) {{ return {value}; }}));"
+    if call.startswith("group"):
+        code = f"block.groups(1, [&](Group& group, int64_t) {{ {code} }});"
+    kernel = Kernel("small", body(code), [Param("y", "f32", 1, "write")], entry="probe")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        host.compile(kernel, tmp_path / "small.so")
+    errors = re.findall("error: (.*)", caught.value.stderr)
+    assert "reduce values of 4 or 8 bytes" in errors[0]
+    assert "return float(x[i])" in errors[0]
+
+
 def test_a_struct_is_reduced_as_well(host: Any) -> None:
     """The place of the largest element, the first one among equals."""
     source = """
@@ -403,11 +426,14 @@ def test_shared_memory_is_handed_out_in_turn_and_ends(host: Any) -> None:
         y[1] = bytes[2] + int64_t(numbers[3]);
         y[2] = reinterpret_cast<uintptr_t>(bytes) % 16;
         y[3] = block.shared<float>(0) != nullptr;
-        y[4] = block.shared<float>(5) == nullptr;
-        y[5] = block.shared<float>(-1) == nullptr;
+        float* const beyond = block.shared<float>(100'000);
+        y[4] = reinterpret_cast<uintptr_t>(beyond) % 16;
+        for (int i = 0; i < 100'000; ++i) beyond[i] = 1;
+        y[5] = block.shared<float>(-1) != nullptr;
         y[6] = block.shared<float>(int64_t(1) << 62) == nullptr;
-        y[7] = block.shared<float>(4) != nullptr;
-        y[8] = block.shared<uint8_t>(1) == nullptr;
+        y[7] = reinterpret_cast<unsigned char*>(block.shared<float>(4)) - bytes;
+        *block.shared<uint8_t>(1) = 1;
+        y[8] = *block.shared<uint8_t>(1);
     });
 """,
         "int64_t* y",
@@ -417,7 +443,7 @@ def test_shared_memory_is_handed_out_in_turn_and_ends(host: Any) -> None:
     )
     y = np.zeros(9, np.int64)
     assert kernel(y=y) == FAULT_SHARED
-    assert y.tolist() == [16, 15, 0, 1, 1, 1, 1, 1, 1]
+    assert y.tolist() == [16, 15, 0, 1, 0, 1, 1, 48, 0]
 
 
 def test_the_first_fault_stays(host: Any) -> None:
@@ -604,6 +630,43 @@ def test_functions_of_floats(host: Any) -> None:
         np.testing.assert_array_equal(y[9], x * other - np.float32(1))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_functions_for_angles_powers_and_whole_numbers(host: Any, dtype: str) -> None:
+    kernel = Kernel(
+        "angles",
+        body(
+            """
+    block.each(n, [&](int64_t i) {
+        const Element a = x[i];
+        y[i] = sin(a);
+        y[n + i] = cos(a);
+        y[2 * n + i] = floor(a);
+        y[3 * n + i] = ceil(a);
+        y[4 * n + i] = pow(a < 0 ? -a : a, a / 8);
+    });
+    static_assert(sizeof(sin(x[0])) == sizeof(Element) && sizeof(pow(x[0], x[0])) == sizeof(Element)
+                  && sizeof(floor(x[0])) == sizeof(Element), "a float stays one");
+""",
+            "const Element* x, Element* y, int64_t n",
+            "angles",
+        ),
+        [Param("x", dtype, "n"), Param("y", dtype, (5, "n"), "write"), Scalar("n")],
+        defines={"Element": dtype_of(dtype).block_type},
+    )
+    edges = [0, -0.0, 0.5, -0.5, 1, -1, 1e-45, 999.5, -999.5]
+    x = cast(edges + list(np.random.default_rng(8).uniform(-40, 40, 10_000)), dtype)
+    y = np.zeros((5, len(x)), x.dtype)
+    assert host.load(kernel)(x=x, y=y, n=len(x)) == 0
+    wide = x.astype(np.longdouble)
+    power = np.abs(wide) ** (x / 8).astype(np.longdouble)
+    fits = (power < np.finfo(x.dtype).max) & (power > np.finfo(x.dtype).tiny)
+    for row, exact in zip(y[[0, 1, 4]], (np.sin(wide), np.cos(wide), power), strict=True):
+        spacing = np.spacing(np.abs(exact[fits]).astype(x.dtype))
+        assert (np.abs(row[fits] - exact[fits]) / spacing).max() <= 2
+    np.testing.assert_array_equal(y[2], np.floor(x))
+    np.testing.assert_array_equal(y[3], np.ceil(x))
+
+
 # --- Generated text -------------------------------------------------------------------------------
 
 
@@ -678,6 +741,9 @@ def test_the_text_for_cuda_has_the_same_source_and_a_fault_word() -> None:
     assert GROUPS.source in cpu_source(GROUPS)
     name = entry_point(GROUPS)
     assert re.search(rf'extern "C" __global__ void \n{name}\(.*, uint32_t\* fault\)', text)
+    exact = "static_cast<void (*)(Block&, const float*, float*, int64_t*, int64_t, int64_t)>"
+    for text in (cpu_source(REDUCTIONS), cuda_source(REDUCTIONS)):
+        assert f"sizeof({exact}(user::reductions))" in text, "the types that both devices ask for"
     assert "__launch_bounds__(24)" in cuda_source(GRID)
     assert len({entry_point(kernel) for kernel in (GROUPS, GRID, EACH, REDUCTIONS)}) == 4
 

@@ -442,7 +442,46 @@ def test_a_block_source_includes_nothing() -> None:
     source = "\n  # include <math.h>\nBRICKLINE void f(Block& block, float* x) {}"
     with pytest.raises(KernelError, match=r"got #include in line 2 - at kernel f"):
         Kernel("f", source, [Param("x", "f32", 1, "write")])
-    Kernel("f", "// #include is not needed\nvoid f();", [Param("x", "f32", 1, "write")])
+    y = Param("x", "f32", 1, "write")
+    Kernel("f", "// #include is not needed\nvoid f();", [y])
+    for harmless in (
+        "/*\n#include <math.h>\n*/",
+        "// a \\\n#include <math.h>",
+        'const char* text = R"(\n#include <math.h>\n)";',
+        "int include;",
+    ):
+        Kernel("f", f"{harmless}\nvoid f();", [y])
+    with pytest.raises(KernelError, match=r"got #include in line 3 - at kernel f"):
+        Kernel("f", "/*\n*/\n/* why */ #include <math.h>\nvoid f();", [y])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "block.shared<float>(n)",
+        "block . shared < float > (n)",
+        "(&block)->shared<float>(n)",
+        "block.template shared<float>(n)",
+        "block./* all */shared<float>(n)",
+    ],
+)
+def test_shared_memory_is_declared(code: str) -> None:
+    source = f"BRICKLINE void f(Block& block, float* x, int64_t n) {{\n  float* y = {code};\n}}"
+    signature = [Param("x", "f32", 1, "write"), Scalar("n")]
+    for nothing in (0, "0", "0 * n"):
+        with pytest.raises(
+            KernelError, match=r"expected shared_bytes for shared.* in line 2, got 0"
+        ):
+            Kernel("f", source, signature, shared_bytes=nothing)
+    Kernel("f", source, signature, shared_bytes="4 * n")
+
+
+@pytest.mark.parametrize(
+    "code", ["// block.shared<float>(n)", "float shared; shared < n;", '"block.shared<float>(n)";']
+)
+def test_other_uses_of_the_word_shared_need_no_memory(code: str) -> None:
+    source = f"BRICKLINE void f(Block& block, float* x) {{\n  {code}\n}}"
+    Kernel("f", source, [Param("x", "f32", 1, "write")])
 
 
 def test_limits_of_the_launcher_are_known_at_declaration() -> None:

@@ -11,10 +11,12 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -27,10 +29,24 @@ from brickline.device.base import Compiled, Device, Event, Limits, Program
 from brickline.device.compiling import compile_error, file_digest, headers_digest
 from brickline.errors import CompileError, DeviceError
 from brickline.kernel import Kernel
-from brickline.kernel_source import INCLUDE_DIRECTORY, cpu_source, entry_point, headers
+from brickline.kernel_source import (
+    CPU_FLAGS,
+    INCLUDE_DIRECTORY,
+    cpu_source,
+    entry_point,
+    headers,
+)
 
 COMPILE_SECONDS = 300
 """How long a compiler may take before it is stopped."""
+_C_FLAGS = (
+    "-std=gnu11",
+    "-ffp-contract=off",
+    # Mistakes for which older compilers only warn, and call a function with rubbish.
+    "-Werror=implicit-function-declaration",
+    "-Werror=int-conversion",
+    "-Werror=incompatible-pointer-types",
+)
 _REMEDY = "install one, or `pip install ziglang`, or set BRICKLINE_CXX"
 
 
@@ -45,12 +61,12 @@ class Compiler:
     def flags(self, language: str) -> tuple[str, ...]:
         """Return the flags that code of a kernel is compiled with."""
         target = "-mcpu=native" if self.kind == "zig" else "-march=native"
-        standard = ("-x", "c", "-std=gnu11") if language == "c" else ("-x", "c++", "-std=c++17")
+        # No contraction: an inlined body gives the same bits wherever it is inlined.
+        standard = ("-x", "c", *_C_FLAGS) if language == "c" else ("-x", "c++", *CPU_FLAGS)
         # Unique symbols would keep code loaded for ever.
         more = {"zig": ("-fno-sanitize=all",), "gcc": ("-fno-gnu-unique",)}.get(self.kind, ())
-        # No contraction: an inlined body gives the same bits wherever it is inlined. Signed
-        # overflow and traps stay as the language has them; errno of math functions does not.
-        shared = ("-O3", target, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+        # Signed overflow and traps stay as the language has them; errno of math functions does not.
+        shared = ("-O3", target, "-fno-math-errno", "-fPIC", "-shared")
         # A function that nobody defines is the compiler's to refuse, not the loader's.
         return (*standard, *shared, *more, "-Wl,-z,defs")
 
@@ -75,16 +91,24 @@ class Compiler:
         }
 
 
-@cache
-def find_compiler() -> Compiler:
-    """Return the compiler of kernels.
+def chosen_compiler() -> Compiler:
+    """Return the compiler of kernels, as the environment has it now.
 
     Raises:
         DeviceError: if there is none.
     """
-    named = os.environ.get("BRICKLINE_CXX")
+    return find_compiler(os.environ.get("BRICKLINE_CXX"), os.environ.get("PATH"))
+
+
+@cache
+def find_compiler(named: str | None, search_path: str | None) -> Compiler:
+    """Return the compiler of this name, or else the first that is found.
+
+    Raises:
+        DeviceError: if there is none.
+    """
     if named:
-        path = shutil.which(named)
+        path = shutil.which(named, path=search_path)
         if path is None:
             raise DeviceError(
                 f"BRICKLINE_CXX is {named!r}, which is no program on PATH; set it to a C++ "
@@ -92,7 +116,7 @@ def find_compiler() -> Compiler:
             )
         return Compiler((path,), "clang" if "clang" in Path(path).name else "gcc")
     for name, kind in (("clang++", "clang"), ("g++", "gcc"), ("c++", "gcc")):
-        path = shutil.which(name)
+        path = shutil.which(name, path=search_path)
         if path is not None:
             return Compiler((path,), kind)
     if find_spec("ziglang") is not None:
@@ -123,26 +147,45 @@ def _run_compiler(
     command = [*compiler.command, *map(str, flags), "-o", str(target), "-", "-lm"]
     shown = " ".join(command)
     try:
-        done = subprocess.run(
-            command,
-            input=source.encode(),
-            capture_output=True,
-            cwd=directory,
-            env=os.environ | {"LC_ALL": "C"},  # its words are looked through for "error"
-            timeout=COMPILE_SECONDS,
-            check=False,
-        )
+        status, said = _run_group(command, source.encode(), directory)
     except subprocess.TimeoutExpired as error:
         raise CompileError(
             f"kernel {kernel.name}: the compiler took more than {COMPILE_SECONDS} s and was "
             f"stopped: {shown}",
             command=shown,
         ) from error
-    log = done.stderr.decode(errors="replace")
-    if done.returncode != 0:
-        nothing = f"the compiler ended with status {done.returncode} and said nothing"
+    log = said.decode(errors="replace")
+    if status != 0:
+        nothing = f"the compiler ended with status {status} and said nothing"
         raise compile_error(kernel, log.strip() or nothing, shown)
+    if not target.exists():
+        raise DeviceError(
+            f"kernel {kernel.name} cannot be compiled with {compiler.command[0]}: it ended well "
+            "but made no file; set BRICKLINE_CXX to a C++ compiler, or unset it"
+        )
     return target.read_bytes(), log, _included(listing)
+
+
+def _run_group(command: list[str], source: bytes, directory: str) -> tuple[int, bytes]:
+    """Return a compiler's status and words. Whatever interrupts it ends all that it started."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=directory,
+        env=os.environ | {"LC_ALL": "C"},  # its words are looked through for "error"
+        start_new_session=True,  # a driver leaves the real compiler behind when it alone is ended
+    ) as process:
+        try:
+            _, said = process.communicate(source, timeout=COMPILE_SECONDS)
+        except BaseException:
+            if process.returncode is None:  # else its number may be another's by now
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            raise
+    return process.returncode, said
 
 
 def _included(listing: Path) -> dict[str, str]:
@@ -193,7 +236,7 @@ class CpuDevice(Device):
 
     def compiler_identity(self, kernel: Kernel) -> Mapping[str, Any]:
         """Return the compiler, its flags, the processor and the headers."""
-        compiler = find_compiler()
+        compiler = chosen_compiler()
         return {
             **compiler.identity,
             "flags": list(compiler.flags(kernel.language)),
@@ -208,7 +251,7 @@ class CpuDevice(Device):
                 f"kernel {kernel.name} is CUDA C++, which a CPU does not run; compile it for "
                 f"CUDA:n, or write it against brickline/kernel.h"
             )
-        compiler, source = find_compiler(), cpu_source(kernel)
+        compiler, source = chosen_compiler(), cpu_source(kernel)
         try:
             with tempfile.TemporaryDirectory(prefix="brickline-") as directory:
                 binary, log, includes = _run_compiler(compiler, kernel, source, directory)

@@ -1,9 +1,10 @@
 // arithmetic.h: functions of numbers, for kernels. Namespace brickline hides the ones of the
 // compiler, so a kernel's `exp(x)` is this one on every device.
 //
-// The same bits on CPU and CUDA: fma, sqrt, rsqrt, fabs, minimum, maximum and exp of floats, and
-// what + - * / give, as long as the compiler contracts nothing (-ffp-contract=off, -fmad=false).
-// The platform's own, equal to a few units in the last place: log, tanh, and exp of doubles.
+// The same bits on CPU and CUDA: fma, sqrt, rsqrt, fabs, floor, ceil, minimum, maximum and exp of
+// floats, and what + - * / give, as long as the compiler contracts nothing (-ffp-contract=off,
+// -fmad=false). The platform's own, equal to a few units in the last place: log, pow, sin, cos,
+// tanh, and exp of doubles.
 
 #pragma once
 
@@ -11,10 +12,15 @@
 
 namespace brickline {
 
+using platform::ceil;
+using platform::cos;
 using platform::exp;
 using platform::fabs;
+using platform::floor;
 using platform::fma;
 using platform::log;
+using platform::pow;
+using platform::sin;
 using platform::sqrt;
 using platform::tanh;
 

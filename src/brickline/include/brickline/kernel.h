@@ -59,7 +59,8 @@ struct Place {
     uint32_t barrier;       // CUDA: the named barrier of these lanes, 0 if they are the CUDA block
     uint32_t shared_bytes;
     void* shared;           // for the kernel, 16-byte aligned; null where shared_bytes is 0
-    void* scratch;          // CUDA: SCRATCH_BYTES of shared memory, 16-byte aligned. CPU: null
+    void* scratch;          // CUDA: SCRATCH_BYTES of shared memory, 16-byte aligned. CPU: owner of
+                            // platform::memory_beyond, or null
     uint32_t* fault;        // one word for the whole launch
 };
 
@@ -187,6 +188,15 @@ BRICKLINE_INLINE T reduce_group_together(const Share& share, const T& identity, 
                          mask_of(share.lanes), combine);
 }
 
+// Lanes of a group exchange words of 4 bytes. Every device refuses what one would refuse, at the
+// first use of a type, before code that does not suit it is looked at.
+template <class T>
+struct Reducible {
+    static_assert(sizeof(T) % 4 == 0 && sizeof(T) <= 16,
+                  "reduce values of 4 or 8 bytes, or a struct of up to 16: return float(x[i])");
+    static constexpr bool VALUE = true;
+};
+
 // reduce, sum and max in terms of reduce_vector, for Block and Group alike.
 template <class Self>
 class Reductions {
@@ -195,6 +205,7 @@ public:
     // The result is what f returns, a number or a plain struct of 4, 8, 12 or 16 bytes.
     template <class T, class Combine, class F>
     BRICKLINE_INLINE T reduce(int64_t n, T identity, Combine combine, F f) {
+        static_assert(Reducible<T>::VALUE);
         return self().template reduce_vector<1>(
             n, identity, combine,
             [&](Vector<T, 1>& partial, int64_t i) { partial[0] = combine(partial[0], f(i)); });
@@ -203,6 +214,7 @@ public:
     template <class F>
     BRICKLINE_INLINE auto sum(int64_t n, F f) {
         using T = decltype(f(n));
+        static_assert(Reducible<T>::VALUE);
         return reduce(n, T(0), [](T a, T b) { return a + b; }, f);
     }
 
@@ -210,6 +222,7 @@ public:
     template <class F>
     BRICKLINE_INLINE auto max(int64_t n, F f) {
         using T = decltype(f(n));
+        static_assert(Reducible<T>::VALUE);
         return reduce(n, Lowest<T>::value(), [](T a, T b) { return maximum(a, b); }, f);
     }
 
@@ -244,6 +257,7 @@ public:
     template <int W, class T, class Combine, class Accumulate>
     BRICKLINE_INLINE T reduce_vector(int64_t n, T identity, Combine combine,
                                      Accumulate accumulate) {
+        static_assert(detail::Reducible<T>::VALUE);
         if (n % W != 0) fault(FAULT_RAGGED);
         const detail::Share share = {n - n % W, 0, GROUP_LANES * W, GROUP_LANES, m_lane};
         if constexpr (platform::ONE_THREAD) {
@@ -379,7 +393,7 @@ public:
     template <int W, class T, class Combine, class Accumulate>
     BRICKLINE_INLINE T reduce_vector(int64_t n, T identity, Combine combine,
                                      Accumulate accumulate) {
-        static_assert(sizeof(T) <= 16, "a value of a reduction has at most 16 bytes");
+        static_assert(detail::Reducible<T>::VALUE);
         if (n % W != 0) fault(FAULT_RAGGED);
         if constexpr (platform::ONE_THREAD) {
             return reduce_alone<W>(n, identity, combine, accumulate);
@@ -416,13 +430,20 @@ public:
     BRICKLINE_INLINE void sync() { platform::wait_at(m_place.barrier, m_place.lanes); }
 
     // The next `count` elements of the block's shared memory, 16-byte aligned, not initialised.
-    // When they do not fit, FAULT_SHARED is recorded and the result is null, for every lane alike.
+    // When they do not fit, FAULT_SHARED is recorded and the launch raises when it has ended. Until
+    // then, what the kernel writes must land somewhere: on CPU in memory of the host, as many
+    // elements as asked for (none for a negative count), or null where the host has not as much. On
+    // CUDA nothing is left and the result is null, for every lane alike: a kernel that writes to it
+    // ends the process's use of the device, so run it on CPU first.
     template <class T>
     BRICKLINE_INLINE T* shared(int64_t count) {
         const uint32_t free = m_place.shared_bytes - m_used;
         if (count < 0 || static_cast<uint64_t>(count) > free / sizeof(T)) {
             fault(FAULT_SHARED);
-            return nullptr;
+            const uint64_t most = ~uint64_t{0} / sizeof(T);  // more than there is
+            const uint64_t wanted = count < 0 ? 0 : minimum(static_cast<uint64_t>(count), most);
+            return static_cast<T*>(
+                platform::memory_beyond(m_place.scratch, wanted * sizeof(T)));
         }
         T* const found = reinterpret_cast<T*>(static_cast<unsigned char*>(m_place.shared) + m_used);
         const uint32_t end = (m_used + static_cast<uint32_t>(count * sizeof(T)) + 15) / 16 * 16;

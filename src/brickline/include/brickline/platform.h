@@ -136,6 +136,9 @@ inline constexpr int ROUND_BYTES = 512;
 template <int ELEMENT_BYTES>
 BRICKLINE_INLINE void dot_rounds(const void*, const void*, int64_t, float*) {}
 
+// A CUDA block has no memory beyond the one that it was launched with.
+BRICKLINE_INLINE void* memory_beyond(void*, uint64_t) { return nullptr; }
+
 BRICKLINE_INLINE void set_if_zero(uint32_t* word, uint32_t value) { atomicCAS(word, 0u, value); }
 template <class T>
 BRICKLINE_INLINE void atomic_add(T* to, T value) { atomicAdd(to, value); }
@@ -154,6 +157,16 @@ BRICKLINE_INLINE double log(double x) { return ::log(x); }
 BRICKLINE_INLINE double exp(double x) { return ::exp(x); }
 BRICKLINE_INLINE float tanh(float x) { return ::tanhf(x); }
 BRICKLINE_INLINE double tanh(double x) { return ::tanh(x); }
+BRICKLINE_INLINE float sin(float x) { return ::sinf(x); }
+BRICKLINE_INLINE double sin(double x) { return ::sin(x); }
+BRICKLINE_INLINE float cos(float x) { return ::cosf(x); }
+BRICKLINE_INLINE double cos(double x) { return ::cos(x); }
+BRICKLINE_INLINE float pow(float x, float y) { return ::powf(x, y); }
+BRICKLINE_INLINE double pow(double x, double y) { return ::pow(x, y); }
+BRICKLINE_INLINE float floor(float x) { return ::floorf(x); }
+BRICKLINE_INLINE double floor(double x) { return ::floor(x); }
+BRICKLINE_INLINE float ceil(float x) { return ::ceilf(x); }
+BRICKLINE_INLINE double ceil(double x) { return ::ceil(x); }
 
 }  // namespace brickline::platform
 
@@ -217,6 +230,28 @@ BRICKLINE_INLINE T from_lane_after(const T& value, uint32_t, uint32_t) { return 
 template <class T>
 BRICKLINE_INLINE T from_first_lane(const T& value, uint32_t) { return value; }
 
+// Memory beyond what a block was launched with: a list, from the last chunk to the first.
+struct alignas(16) Chunk {
+    Chunk* before;
+};
+// Zeros, 16-byte aligned, which `owner` (a Chunk*, or null for none) then gives back; or null.
+__attribute__((noinline, cold)) inline void* memory_beyond(void* owner, uint64_t size_bytes) {
+    if (!owner || size_bytes > PTRDIFF_MAX - sizeof(Chunk)) return nullptr;
+    Chunk** const last = static_cast<Chunk**>(owner);
+    Chunk* const chunk = static_cast<Chunk*>(__builtin_calloc(1, sizeof(Chunk) + size_bytes));
+    if (!chunk) return nullptr;
+    chunk->before = *last;
+    *last = chunk;
+    return chunk + 1;
+}
+__attribute__((noinline, cold)) inline void give_back(Chunk* last) {
+    while (last) {
+        Chunk* const before = last->before;
+        __builtin_free(last);
+        last = before;
+    }
+}
+
 BRICKLINE_INLINE void set_if_zero(uint32_t* word, uint32_t value) {
     uint32_t expected = 0;
     __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -243,6 +278,16 @@ BRICKLINE_INLINE double log(double x) { return __builtin_log(x); }
 BRICKLINE_INLINE double exp(double x) { return __builtin_exp(x); }
 BRICKLINE_INLINE float tanh(float x) { return __builtin_tanhf(x); }
 BRICKLINE_INLINE double tanh(double x) { return __builtin_tanh(x); }
+BRICKLINE_INLINE float sin(float x) { return __builtin_sinf(x); }
+BRICKLINE_INLINE double sin(double x) { return __builtin_sin(x); }
+BRICKLINE_INLINE float cos(float x) { return __builtin_cosf(x); }
+BRICKLINE_INLINE double cos(double x) { return __builtin_cos(x); }
+BRICKLINE_INLINE float pow(float x, float y) { return __builtin_powf(x, y); }
+BRICKLINE_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }
+BRICKLINE_INLINE float floor(float x) { return __builtin_floorf(x); }
+BRICKLINE_INLINE double floor(double x) { return __builtin_floor(x); }
+BRICKLINE_INLINE float ceil(float x) { return __builtin_ceilf(x); }
+BRICKLINE_INLINE double ceil(double x) { return __builtin_ceil(x); }
 
 }  // namespace brickline::platform
 
