@@ -2,7 +2,7 @@
 
 Knows layouts only. `tests/contracts/test_abi.py` holds every size and offset against the compiled
 core, so a field added on one side alone fails. The dtypes are made when they are first asked for:
-a program that only records need not load NumPy.
+a program whose profiler stays disabled need not load NumPy.
 """
 
 from __future__ import annotations

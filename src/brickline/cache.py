@@ -402,23 +402,10 @@ def cache_key(kernel: Kernel, device: Device) -> str:
 
 
 _caches: weakref.WeakSet[KernelCache] = weakref.WeakSet()
-_default: KernelCache | None = None
-_default_lock = threading.Lock()
-
-
-def default_cache() -> KernelCache:
-    """Return the cache that everything uses where none is given."""
-    global _default
-    with _default_lock:
-        if _default is None:
-            _default = KernelCache()
-        return _default
 
 
 def _after_fork() -> None:
     """Forget compilations of threads that do not exist in the child."""
-    global _default_lock
-    _default_lock = threading.Lock()
     for cache in list(_caches):
         cache._lock = threading.Lock()
         cache._flights = {}

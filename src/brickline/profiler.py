@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import inspect
 import os
 import time
@@ -164,6 +165,8 @@ class BrickProfiler(_core.ProfilerCore):
         self._open_spool(self._writer)
 
     def _open_spool(self, writer: RunWriter) -> None:
+        # Reading needs it. Loaded now, it delays nobody who waits for a profiler to stop.
+        importlib.import_module("numpy")
         self._spool = writer.spool_path()
         self._open(str(self._spool), self._rank, self._timeline_steps * RECORDS_PER_STEP)
         try:

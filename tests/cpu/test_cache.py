@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 
 import brickline as bl
-from brickline import cache as cache_module
 from brickline import kernel_store
-from brickline.cache import CachedKernel, KernelCache, cache_key, default_cache
+from brickline.cache import CachedKernel, KernelCache, cache_key
 from brickline.device import base, cpu
 from brickline.device.base import Compiled, open_device
 from brickline.device.null import NullDevice
@@ -233,9 +232,7 @@ def test_a_cache_without_a_disk() -> None:
 
 def test_the_default_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRICKLINE_CACHE", str(tmp_path / "chosen"))
-    monkeypatch.setattr(cache_module, "_default", None)
-    assert default_cache() is default_cache()
-    assert default_cache().directory == tmp_path / "chosen"
+    assert KernelCache().directory == tmp_path / "chosen"
 
 
 # ------------------------------------------------------------------------------------ single flight
@@ -576,14 +573,10 @@ def test_a_fork_in_the_middle_of_a_compilation(tmp_path: Path, disk: bool) -> No
     assert child(same) == 0
 
 
-@pytest.mark.parametrize("owner", ["cache", "devices", "default"])
+@pytest.mark.parametrize("owner", ["cache", "devices"])
 def test_a_fork_while_another_thread_holds_a_lock(owner: str) -> None:
     cache, held, leave = KernelCache(disk=False), threading.Event(), threading.Event()
-    lock = {
-        "cache": cache._lock,
-        "devices": base._devices_lock,
-        "default": cache_module._default_lock,
-    }[owner]
+    lock = {"cache": cache._lock, "devices": base._devices_lock}[owner]
 
     def hold() -> None:
         with lock:
@@ -596,8 +589,6 @@ def test_a_fork_while_another_thread_holds_a_lock(owner: str) -> None:
 
     def use() -> None:
         cache.get_or_compile(numbered(1), "NULL")
-        with cache_module._default_lock:
-            pass
 
     status = child(use)
     leave.set()

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import inspect
 import json
+import os
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -1437,3 +1439,15 @@ def test_exits_in_any_order_never_exceed_wall_time(moves: list[tuple[int, int]])
         assert row.exclusive_count + row.out_of_order == row.timed
         assert row.exclusive_ns <= row.total_ns
     assert profile.exclusive_ns <= now
+
+
+def test_numpy_is_loaded_when_a_profiler_is_enabled_and_not_before() -> None:
+    code = (
+        "import sys, brickline as bl; p = bl.BrickProfiler('x'); before = 'numpy' in sys.modules;"
+        "p.enable(); print(before, 'numpy' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(bl.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False True\n"
