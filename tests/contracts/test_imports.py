@@ -142,11 +142,23 @@ def test_imports_inside_functions_are_few(module: str) -> None:
         "graph": {"graph_views"},
         "runs": {"tables"},
         "device.base": {"buffers"},
+        "verdicts": {"report"},
+        "checker": {"checking", "oracle", "comparison"},
     }
     assert rooms(module, lazy=True) <= allowed.get(module, set())
 
 
-@pytest.mark.parametrize("module", MODULES)
+def works_on_tensors(module: str) -> bool:
+    """Rooms that are torch through and through; the rest loads them when they are asked for."""
+    return room(module) in ("oracle", "checking") or module.startswith("adapters.torch")
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if not works_on_tensors(each)])
+def test_rooms_of_torch_are_entered_late(module: str) -> None:
+    assert not [name for name, lazy in of_module(module) if not lazy and works_on_tensors(name)]
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if not works_on_tensors(each)])
 def test_no_extra_is_imported_with_its_module(module: str) -> None:
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     for name, lazy in imports(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,0 +1,1 @@
+"""How `check` works: run a candidate, hold every brick of it against what it should have made."""
