@@ -50,6 +50,7 @@ __all__ = [
     "TileLevel",
     "TileStats",
     "as_buffer",
+    "check",
     "open_device",
 ]
 
@@ -67,6 +68,7 @@ _LATER = {
     "Scalar": "brickline.kernel_arguments",
     "TileStats": "brickline.profile_rows",
     "as_buffer": "brickline.buffers",
+    "check": "brickline.checker",
     "open_device": "brickline.device.base",
 }
 

@@ -1,0 +1,203 @@
+"""Rounding or not: the second look at values that the ratios hold to be wrong.
+
+The candidate runs again from the state that it had. Three questions are asked of each suspicious
+value. Is it the same again? Does the candidate's own program, executed in float64, give what the
+reference gives (then its logic is right)? Is each of its operations within the rounding bound of
+that operation in the dtype it works in (then its arithmetic is right)? Right logic and right
+arithmetic that differ from the reference are another way to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from brickline.checking.facts import CULPRIT_LIMIT, Fact
+from brickline.checking.pairing import Pairing, precision
+from brickline.checking.performance import Operation, Performance, Recording, Value
+from brickline.checking.segments import modules_of, segment_of
+from brickline.checking.sides import Call, Side
+from brickline.checking.snapshot import RandomState, State
+from brickline.checking.stage import Key
+from brickline.oracle.bounds import op_bound
+from brickline.oracle.calls import Call as OpCall
+from brickline.oracle.calls import NoExactForm
+from brickline.oracle.ratios import measure
+from brickline.oracle.widen import unit_roundoff, written_arguments
+from brickline.verdicts import Verdict
+
+EXCUSED_ULPS = 64.0
+"""Another way to round is not excused beyond this many unit roundoffs of relative error…"""
+EXCUSED_RATIO = 32.0
+"""…unless the error is at most this often the reference's own."""
+
+
+@dataclass
+class Rerun:
+    """The candidate's call, ready to be made again."""
+
+    function: Callable[..., Any]
+    side: Side
+    call: Call
+    before: State
+    dice: RandomState
+    parameters: dict[int, str] = field(default_factory=dict)
+
+    def perform(
+        self,
+        *,
+        wide: bool = False,
+        keep: bool = False,
+        listener: Callable[[Value, Operation | None], torch.Tensor | None] | None = None,
+    ) -> Recording:
+        """Make the call again from the state in which it was made."""
+        self.before.restore()
+        self.dice.restore()
+        performance = Performance(
+            self.side.stage,
+            wide=wide,
+            keep=keep,
+            views=keep,
+            listener=listener,
+            parameters=self.parameters,
+        )
+        ready = self.call.copied(wide=wide)
+        with torch.no_grad(), performance.performing():
+            output = self.function(*ready.args, **ready.kwargs)
+            replaced = performance.returned("", 0, output)
+            performance.recording.output = output if replaced is None else replaced
+        return performance.recording
+
+
+class _Logic:
+    """Listener: the candidate in float64 from the pairs on."""
+
+    def __init__(self, recording: Recording, compared: set[Key], wanted: set[Key]) -> None:
+        self.found: dict[Key, torch.Tensor] = {}
+        self._recording = recording
+        self._compared = compared
+        self._wanted = wanted
+
+    def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        if value.key in self._wanted:
+            self.found[value.key] = value.tensor.clone()
+        if value.key not in self._compared:
+            return None
+        kept = self._recording.by_key.get(value.key)
+        if kept is None or kept.tensor.shape != value.tensor.shape:
+            return None
+        return torch.empty_like(value.tensor).copy_(kept.tensor)
+
+
+class _Again:
+    """Listener: the candidate once more, and each of its operations against its own bound."""
+
+    def __init__(self, wanted: set[Key], held: set[Key]) -> None:
+        self.found: dict[Key, torch.Tensor] = {}
+        self.worst: dict[Key, float] = {}
+        self._wanted = wanted
+        self._held = held
+
+    def __call__(self, value: Value, operation: Operation | None) -> None:
+        if value.key in self._wanted:
+            self.found[value.key] = value.tensor.clone()
+        if value.key in self._held and operation is not None and not value.view:
+            self.worst[value.key] = _arithmetic_ratio(value.tensor, value.key.out, operation)
+
+
+def _arithmetic_ratio(made: torch.Tensor, number: int, operation: Operation) -> float:
+    """Return the error of one operation to its rounding bound; 0 where no bound is known."""
+    if not made.dtype.is_floating_point or written_arguments(operation.func):
+        return 0.0
+    call = OpCall(operation.func, operation.args, operation.kwargs)
+    try:
+        exact = call.exact()
+        known = op_bound(call.func, call.args, call.kwargs, exact)
+    except (NoExactForm, RuntimeError):
+        return 0.0
+    if known is None or number >= len(known.outputs):
+        return 0.0
+    limit, right = known.outputs[number], exact[number]
+    if limit is None or right is None:
+        return 0.0
+    return measure(made, right, bound=limit.element).element
+
+
+def arbitrate(
+    facts: list[Fact], recording: Recording, pairing: Pairing, rerun: Rerun
+) -> list[Fact]:
+    """Settle the verdict of every suspicious fact and return those that stay guilty."""
+    doubtful = [each for each in facts if each.suspicious]
+    compared = pairing.candidate_keys()
+    segments = {each.key: segment_of(recording, each.key, compared) for each in doubtful}
+    wanted = {each.key for each in doubtful}
+    again = _Again(wanted, {value.key for each in segments.values() for value in each})
+    _performed(rerun, again)
+    logic = _Logic(recording, compared, wanted)
+    wide = _performed(rerun, logic, wide=True)
+    guilty = []
+    for fact in doubtful:
+        segment = segments[fact.key]
+        fact.modules = modules_of(segment, pairing.strangers)
+        fact.notes["ops"] = [value.key.op for value in segment if not value.view]
+        if not _repeats(fact, again):
+            fact.verdict = Verdict.NONDETERMINISTIC
+        elif wide and _is_rounding(fact, segment, logic, again):
+            fact.verdict = Verdict.ROUNDING
+        else:
+            fact.verdict = Verdict.CULPRIT
+            guilty.append(fact)
+    return guilty
+
+
+def _performed(rerun: Rerun, listener: Any, *, wide: bool = False) -> bool:
+    """Run the candidate again; False where it cannot be run so."""
+    try:
+        rerun.perform(wide=wide, listener=listener)
+    except Exception:
+        return False
+    return True
+
+
+def _repeats(fact: Fact, again: _Again) -> bool:
+    """Whether a second execution of the candidate is as wrong."""
+    second = again.found.get(fact.key)
+    if second is None or fact.actual is None or fact.exact is None:
+        return True
+    if second.shape != fact.exact.shape or torch.equal(second, fact.actual):
+        return True
+    ratios = measure(second, fact.exact, clean=fact.clean)
+    fact.notes["z_again"] = ratios.z
+    return ratios.z > CULPRIT_LIMIT
+
+
+def _is_rounding(fact: Fact, segment: list[Value], logic: _Logic, again: _Again) -> bool:
+    ours = logic.found.get(fact.key)
+    exact = fact.exact
+    if ours is None or exact is None or ours.shape != exact.shape:
+        return False
+    if fact.ratios.nonfinite or not fact.dtype.is_floating_point:
+        return False
+    if any(value.custom for value in segment) or _is_coarse(fact, segment):
+        return False
+    difference = measure(ours, exact, dtype=fact.dtype)
+    fact.notes["logic"] = difference.relative_l2
+    if difference.z > 1:
+        return False
+    worst = max((again.worst.get(value.key, 0.0) for value in segment), default=0.0)
+    fact.notes["arithmetic"] = worst
+    if worst > CULPRIT_LIMIT:
+        return False
+    small = fact.ratios.relative_l2 <= EXCUSED_ULPS * unit_roundoff(fact.dtype)
+    return small or fact.ratios.rmse <= EXCUSED_RATIO
+
+
+def _is_coarse(fact: Fact, segment: list[Value]) -> bool:
+    """Whether something in the segment was kept more coarsely than what comes out."""
+    fine = precision(fact.dtype if fact.clean is None else fact.clean.dtype)
+    return any(
+        value.narrowest is not None and precision(value.narrowest) < fine for value in segment
+    )

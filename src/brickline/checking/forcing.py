@@ -1,0 +1,143 @@
+"""The reference on the candidate's own inputs.
+
+The reference runs once more, and wherever one of its values has a partner it is compared and then
+replaced by it, so that everything that follows starts from what the candidate had. What is left
+at each pair is the error made between it and the pairs before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from brickline.checking.facts import Fact, verdict_of
+from brickline.checking.pairing import Pairing
+from brickline.checking.performance import Operation, Performance, Recording, Value
+from brickline.checking.sides import Call, Side
+from brickline.checking.stage import Key
+from brickline.oracle.ratios import Ratios, measure
+from brickline.verdicts import Verdict
+
+SAME = Ratios(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def perform(
+    side: Side,
+    call: Call,
+    *,
+    wide: bool = False,
+    keep: bool = True,
+    views: bool = False,
+    listener: Callable[[Value, Operation | None], torch.Tensor | None] | None = None,
+    parameters: dict[int, str] | None = None,
+) -> Recording:
+    """Execute a side once on a copy of a call, and return what it made."""
+    performance = Performance(
+        side.stage, wide=wide, keep=keep, views=views, listener=listener, parameters=parameters
+    )
+    ready = call.copied(device=side.device, wide=wide)
+    with torch.no_grad(), performance.performing():
+        output = side.run(ready)
+        replaced = performance.returned("", 0, output)
+        performance.recording.output = output if replaced is None else replaced
+        arguments_written(performance, call, ready)
+    return performance.recording
+
+
+def arguments_written(performance: Performance, before: Call, after: Call) -> None:
+    """Note the tensors of a call that it has changed, as values that the root returns."""
+    earlier = before.places()
+    changed = {}
+    for place, tensor in after.places().items():
+        kept = earlier.get(place)
+        if kept is None or kept.shape != tensor.shape or not _same_contents(kept, tensor):
+            changed[place] = tensor
+    for place, tensor in changed.items():
+        performance.note_written(place, tensor)
+
+
+def _same_contents(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout is not torch.strided or b.layout is not torch.strided or a.is_meta:
+        return True
+    if a.device != b.device or a.dtype != b.dtype:
+        b = b.to(a.device, a.dtype)
+    return bool(torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
+class Clean:
+    """Listener of the pass in the candidate's dtype: keeps what the reference makes."""
+
+    def __init__(self, pairing: Pairing, candidate: Recording) -> None:
+        self.values: dict[Key, torch.Tensor] = {}
+        self._pairing = pairing
+        self._candidate = candidate
+
+    def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        partner = self._pairing.partners.get(value.key)
+        if partner is None:
+            return None
+        ours = partner.tensor(self._candidate)
+        if ours is None or ours.shape != value.tensor.shape:
+            return None
+        self.values[value.key] = value.tensor.clone()
+        return _in_place_of(value.tensor, ours)
+
+
+class Exact:
+    """Listener of the pass in float64: measures, then goes on with the candidate's value."""
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        candidate: Recording,
+        clean: dict[Key, torch.Tensor],
+        keep_above: float = 1.0,
+    ) -> None:
+        self.facts: list[Fact] = []
+        self._pairing = pairing
+        self._candidate = candidate
+        self._clean = clean
+        self._keep_above = keep_above
+
+    def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        partner = self._pairing.partners.get(value.key)
+        if partner is None:
+            return None
+        ours = partner.tensor(self._candidate)
+        if ours is None or ours.shape != value.tensor.shape:
+            return None
+        self.facts.append(self._fact(value, partner.key, ours))
+        return _in_place_of(value.tensor, ours)
+
+    def _fact(self, value: Value, key: Key, ours: torch.Tensor) -> Fact:
+        clean = self._clean.get(value.key)
+        kind = ours.dtype
+        if clean is not None and clean.shape != ours.shape:
+            clean = None
+        if clean is not None and clean.dtype == kind and _same_bits(ours, clean):
+            return Fact(key, value.key, SAME, Verdict.IDENTICAL, kind, tuple(ours.shape))
+        ratios = measure(ours, value.tensor, clean=clean)
+        fact = Fact(key, value.key, ratios, verdict_of(ratios.z), kind, tuple(ours.shape))
+        if ratios.z > self._keep_above:
+            fact.actual, fact.clean = ours, clean
+            fact.exact = value.tensor.clone()
+        return fact
+
+
+def _same_bits(ours: torch.Tensor, clean: torch.Tensor) -> bool:
+    if ours.device != clean.device:
+        ours = ours.to(clean.device)
+    if torch.equal(ours, clean):
+        return True
+    if not ours.dtype.is_floating_point:
+        return False
+    both = ours.isnan() & clean.isnan()
+    return bool(both.any()) and bool(((ours == clean) | both).all())
+
+
+def _in_place_of(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+    """Return the candidate's value with the layout, dtype and device of the reference's."""
+    made = torch.empty_like(theirs)
+    made.copy_(ours)
+    return made

@@ -1,0 +1,371 @@
+"""One execution of one side, operation by operation, with every value it makes.
+
+`Performance` is a dispatch mode over a `Stage`. It runs the operations in their own dtype or in
+float64, notes each value with its key and what it was made from, and asks a listener whether to go
+on with another value instead. Views and copies are no values of their own: they pass on what they
+were made from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key, Stage, is_compiled
+from brickline.oracle.widen import Widened, is_view, written_arguments
+
+PASSING = frozenset(
+    {
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::copy_",
+        "aten::detach",
+        "aten::detach_",
+        "aten::lift_fresh",
+        "aten::lift_fresh_copy",
+        "aten::alias",
+        "aten::_unsafe_view",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::_local_scalar_dense",
+        "aten::resize_",
+        "aten::set_",
+        "aten::_reshape_alias",
+        "aten::view_copy",
+        "aten::_reshape_copy",
+    }
+)
+"""Operations that make no value of their own."""
+
+
+@dataclass(slots=True)
+class Value:
+    """One tensor that an operation made, or with which a module returned."""
+
+    index: int
+    key: Key
+    tensor: torch.Tensor
+    """Its contents at the time it was made."""
+    inputs: tuple[int, ...] = ()
+    """The values that it was made from."""
+    parameters: tuple[str, ...] = ()
+    """Parameters and buffers that it was made from."""
+    narrowest: torch.dtype | None = None
+    """The coarsest floating dtype among its direct inputs."""
+    view: bool = False
+    caller: str = ""
+    """Of what a module is called with: the path of the module that calls it."""
+    custom: bool = False
+    """Made by an operation that is not PyTorch's own."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """The operation that is being executed, for a listener that wants to know more."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+Listener = Callable[[Value, Operation | None], "torch.Tensor | None"]
+
+
+@dataclass
+class Recording:
+    """What one execution made."""
+
+    values: list[Value] = field(default_factory=list)
+    by_key: dict[Key, Value] = field(default_factory=dict)
+    output: Any = None
+    opaque: int = 0
+    """Values that came from outside PyTorch's operations."""
+    narrow_ops: set[str] = field(default_factory=set)
+    callers: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    """Which module call made which, as path and number."""
+
+    def add(self, value: Value) -> None:
+        """Keep a value."""
+        self.values.append(value)
+        self.by_key[value.key] = value
+
+
+class Performance(Widened):
+    """Executes and notes."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        wide: bool = False,
+        listener: Listener | None = None,
+        keep: bool = True,
+        views: bool = False,
+        parameters: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.stage = stage
+        self.wide = wide
+        self.listener = listener
+        self.keep = keep
+        self.views = views
+        self.recording = Recording()
+        self._parameters = parameters or {}
+        self._producers: dict[int, frozenset[int]] = {}
+        self._narrowest: dict[int, torch.dtype] = {}
+        self._holders: defaultdict[int, list[Value]] = defaultdict(list)
+        self._count = 0
+        self._paused: list[ExitStack] = []
+        self._quiet = False
+
+    # Execution
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        positional, named = tuple(args), dict(kwargs or {})
+        if self._quiet or not isinstance(func, torch._ops.OpOverload):
+            return func(*positional, **named)
+        written = written_arguments(func)
+        if written and self.keep:
+            self._preserve(written, positional, named)
+        run = self.execute if self.wide else _as_it_is
+        result = run(func, positional, named)
+        return self._note(func, positional, named, written, result)
+
+    def _preserve(self, written: Sequence[int | str], args: Any, kwargs: Any) -> None:
+        """Copy noted values that are about to be written over."""
+        for where in written:
+            meant = args[where] if isinstance(where, int) else kwargs.get(where)
+            for tensor in _flat(meant):
+                for value in self._holders.pop(_storage(tensor), ()):
+                    value.tensor = value.tensor.clone()
+
+    def _note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Sequence[int | str],
+        result: Any,
+    ) -> Any:
+        name = func._schema.name
+        view = is_view(func)
+        if (view and not self.views) or name in PASSING:
+            if not view:
+                self._pass_on(args, kwargs, result, bool(written))
+            return result
+        sources, parameters, narrowest = self._sources(args, kwargs)
+        base = self.stage.next_key(name)
+        flat, shape = tree_flatten(result)
+        changed = False
+        operation = Operation(func, args, kwargs)
+        for number, tensor in enumerate(flat):
+            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+                continue
+            value = Value(
+                self._count,
+                base._replace(out=number),
+                tensor,
+                sources,
+                parameters,
+                narrowest,
+                view,
+                func.namespace not in ("aten", "prims"),
+            )
+            self._count += 1
+            replaced = self._offer(value, operation)
+            if replaced is not None and not view:
+                if written:
+                    tensor.copy_(replaced)
+                else:
+                    flat[number] = tensor = replaced
+                    changed = True
+            if not view:
+                self._hold(value, tensor, bool(written))
+        return tree_unflatten(flat, shape) if changed else result
+
+    def _offer(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        if self.keep:
+            self.recording.add(value)
+        return None if self.listener is None else self.listener(value, operation)
+
+    def _hold(self, value: Value, tensor: torch.Tensor, written: bool) -> None:
+        place = _storage(tensor)
+        earlier = self._producers.get(place, frozenset()) if written else frozenset()
+        self._producers[place] = earlier | {value.index}
+        self._narrowest.pop(place, None)
+        if self.keep:
+            self._holders[place].append(value)
+
+    def _pass_on(self, args: Any, kwargs: Any, result: Any, written: bool) -> None:
+        """What a copy is made from is what its source was made from."""
+        sources: set[int] = set()
+        coarse: torch.dtype | None = None
+        for tensor in _flat((args, kwargs)):
+            sources |= self._producers.get(_storage(tensor), frozenset())
+            coarse = _coarser(coarse, self._narrowest.get(_storage(tensor)))
+            if tensor.dtype.is_floating_point:
+                coarse = _coarser(coarse, tensor.dtype)
+        for tensor in _flat(result):
+            place = _storage(tensor)
+            earlier = self._producers.get(place, frozenset()) if written else frozenset()
+            self._producers[place] = earlier | frozenset(sources)
+            if tensor.dtype.is_floating_point:
+                coarse = _coarser(coarse, tensor.dtype)
+            if coarse is not None:
+                self._narrowest[place] = coarse
+
+    def _sources(
+        self, args: Any, kwargs: Any
+    ) -> tuple[tuple[int, ...], tuple[str, ...], torch.dtype | None]:
+        sources: set[int] = set()
+        parameters: list[str] = []
+        coarse: torch.dtype | None = None
+        for tensor in _flat((args, kwargs)):
+            place = _storage(tensor)
+            name = self._parameters.get(place)
+            if name is not None and name not in parameters:
+                parameters.append(name)
+            found = self._producers.get(place)
+            if found is not None:
+                sources |= found
+            if tensor.dtype.is_floating_point and name is None:
+                coarse = _coarser(coarse, self._narrowest.get(place, tensor.dtype))
+        return tuple(sorted(sources)), tuple(parameters), coarse
+
+    # Modules
+
+    @contextmanager
+    def performing(self) -> Iterator[None]:
+        """Follow the stage and note its values as long as this lasts."""
+        stage = self.stage
+        stage.begin()
+        stage.on_leave, stage.on_enter = self._leave, self._enter
+        try:
+            with self:
+                yield
+        finally:
+            for paused in self._paused:
+                paused.close()
+            self._paused.clear()
+            stage.on_leave = stage.on_enter = None
+            self.recording.callers = stage.callers
+            self.recording.narrow_ops |= self.narrow_ops
+
+    def _enter(self, path: str, call: int, args: Any, kwargs: Any) -> Any:
+        given = self._boundary(Key(path, call, INPUT, 0), (args, kwargs))
+        if is_compiled(self.stage.modules[path]):
+            paused = ExitStack()
+            paused.enter_context(_disable_current_modes())
+            self._paused.append(paused)
+        return given
+
+    def _leave(self, path: str, call: int, output: Any) -> Any:
+        if is_compiled(self.stage.modules[path]) and self._paused:
+            self._paused.pop().close()
+        return self.returned(path, call, output)
+
+    def settle(self) -> None:
+        """Copy nothing more: the call is over and its values are the driver's to change."""
+        for holders in self._holders.values():
+            for value in holders:
+                if value.key.op == OUTPUT and not value.key.path:
+                    value.tensor = value.tensor.detach().clone()
+        self._holders.clear()
+
+    def note_written(self, place: str, tensor: torch.Tensor) -> None:
+        """Note a tensor of the call that the call has written."""
+        self._quiet = True
+        try:
+            sources = tuple(sorted(self._producers.get(_storage(tensor), ())))
+            key = Key("", 0, f"{ARGUMENT}{place}", 0)
+            value = Value(self._count, key, tensor.detach().clone(), sources)
+            self._count += 1
+            self._offer(value, None)
+        finally:
+            self._quiet = False
+
+    def returned(self, path: str, call: int, output: Any) -> Any:
+        """Note what a module returns with; return another output where the listener wants one."""
+        return self._boundary(Key(path, call, OUTPUT, 0), output)
+
+    def _boundary(self, base: Key, values: Any) -> Any:
+        """Note the tensors that cross a module's boundary; None where they stay as they are."""
+        self._quiet = True
+        try:
+            return self._crossing(base, values)
+        finally:
+            self._quiet = False
+
+    def _crossing(self, base: Key, values: Any) -> Any:
+        flat, shape = tree_flatten(values)
+        changed = False
+        for number, tensor in enumerate(flat):
+            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+                continue
+            place = _storage(tensor)
+            if place in self._parameters:
+                continue
+            sources = self._producers.get(place)
+            if sources is None and base.op == OUTPUT:
+                self.recording.opaque += 1
+            key = base._replace(out=number)
+            value = Value(self._count, key, tensor, tuple(sorted(sources or ())))
+            value.caller = self.stage.path if base.op == INPUT else base.path
+            value.narrowest = self._narrowest.get(place)
+            self._count += 1
+            if self.keep:
+                self._holders[place].append(value)
+            replaced = self._offer(value, None)
+            if replaced is not None:
+                flat[number] = replaced
+                changed = True
+                self._producers[_storage(replaced)] = frozenset({value.index})
+            elif base.op == OUTPUT or sources is None:
+                self._producers[place] = frozenset({value.index})
+        return tree_unflatten(flat, shape) if changed else None
+
+
+def _as_it_is(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    return [each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _coarser(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+    if a is None or b is None:
+        return a if b is None else b
+    return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
+
+
+def parameters_by_storage(root: Any) -> dict[int, str]:
+    """Return the names of a module's parameters and buffers by where they lie."""
+    found: dict[int, str] = {}
+    if isinstance(root, torch.nn.Module):
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            found.setdefault(_storage(tensor), name)
+    return found

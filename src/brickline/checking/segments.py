@@ -1,0 +1,82 @@
+"""Which part of the candidate made the difference at a pair.
+
+Between a pair and the pairs before it lies a segment: the candidate's operations that made the
+value from values already compared. Its modules are the ones to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from brickline.checking.pairing import is_boundary
+from brickline.checking.performance import Recording, Value
+from brickline.checking.stage import INPUT, Key
+
+
+def segment_of(recording: Recording, key: Key, compared: Collection[Key]) -> list[Value]:
+    """Return the values from the compared ones up to a key, in order, the key's own included."""
+    by_index = {each.index: each for each in recording.values}
+    start = recording.by_key[key]
+    found: dict[int, Value] = {}
+    waiting = [start]
+    while waiting:
+        value = waiting.pop()
+        if value.index in found:
+            continue
+        found[value.index] = value
+        for index in value.inputs:
+            source = by_index.get(index)
+            if source is not None and not _is_compared(source, compared):
+                waiting.append(source)
+    return [found[index] for index in sorted(found)]
+
+
+def _is_compared(value: Value, compared: Collection[Key]) -> bool:
+    return value.key in compared
+
+
+def modules_of(
+    segment: list[Value], strangers: Mapping[tuple[str, int], str] | None = None
+) -> tuple[str, ...]:
+    """Return the paths of the modules that computed in a segment, in order of appearance.
+
+    Args:
+        segment: As `segment_of` gives it.
+        strangers: Calls that the reference does not make, with the path of who makes them.
+    """
+    away = strangers or {}
+    paths: list[str] = []
+    for value in segment:
+        if value.view or (is_boundary(value.key) and len(segment) > 1 and value.inputs):
+            continue
+        path = away.get((value.key.path, value.key.call), path_of(value))
+        if path not in paths:
+            paths.append(path)
+    return tuple(paths) or (path_of(segment[-1]),)
+
+
+def path_of(value: Value) -> str:
+    """Return the module that made a value; what a module is called with is its caller's."""
+    return value.caller if value.key.op == INPUT else value.key.path
+
+
+def strangers_of(
+    callers: Mapping[tuple[str, int], tuple[str, int]],
+    made: Collection[tuple[str, int]],
+    known: Collection[str],
+) -> dict[tuple[str, int], str]:
+    """Return the calls of known modules that the other side does not make, and who makes them.
+
+    Args:
+        callers: Which call of the candidate made which.
+        made: The calls that the reference makes.
+        known: Paths of modules that the reference calls at all.
+    """
+    found: dict[tuple[str, int], str] = {}
+    for call in callers:
+        owner = call
+        while owner in callers and owner not in made and owner[0] in known:
+            owner = callers[owner]
+        if owner != call:
+            found[call] = owner[0]
+    return found

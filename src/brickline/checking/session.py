@@ -1,0 +1,208 @@
+"""A check against a reference, call by call.
+
+`Session` stands in for the candidate's root while its user drives it. Each call runs as it would,
+is noted, and is then held against the reference; the driver gets the candidate's own output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from brickline.checking.alignment import align
+from brickline.checking.arbitration import Rerun, arbitrate
+from brickline.checking.facts import Fact
+from brickline.checking.forcing import Clean, Exact, arguments_written, perform
+from brickline.checking.pairing import Pairing
+from brickline.checking.patching import Shares, final_errors
+from brickline.checking.performance import Performance, Recording, parameters_by_storage
+from brickline.checking.sides import Call, Side, in_dtype_of
+from brickline.checking.snapshot import RandomState, State
+from brickline.checking.stage import is_compiled
+from brickline.verdicts import Verdict  # noqa: F401
+
+Progress = Callable[[int, "int | None", str], None]
+
+
+@dataclass
+class Position:
+    """What one call of the root gave."""
+
+    number: int
+    facts: list[Fact] = field(default_factory=list)
+    culprits: list[Fact] = field(default_factory=list)
+    shares: Shares | None = None
+    values: int = 0
+    """Values that the candidate made."""
+    unpaired: int = 0
+    problem: str | None = None
+    """Why the reference could not be asked."""
+
+
+class Session:
+    """Checks every call of a candidate against a reference."""
+
+    def __init__(self, candidate: Any, reference: Any, *, progress: Progress | None = None) -> None:
+        self.candidate = Side(candidate)
+        self.reference = Side(in_dtype_of(reference, candidate))
+        self.positions: list[Position] = []
+        self.notes: list[str] = []
+        self.evidence: dict[str, tuple[Fact, Call, int]] = {}
+        self._progress = progress
+        self._pairings: dict[int, Pairing] = {}
+        self._parameters = parameters_by_storage(candidate)
+        self._reference_parameters = parameters_by_storage(self.reference.root)
+        self._compiled = is_compiled(candidate)
+
+    def drive(self, drive: Callable[[Any], Any]) -> Any:
+        """Drive the candidate as its user does, and check each call of its root."""
+        with ExitStack() as stack:
+            stack.enter_context(self.candidate.stage.following())
+            stack.enter_context(self.reference.stage.following())
+            root = self.candidate.root
+            if not isinstance(root, torch.nn.Module):
+                return drive(functools.partial(self._call, root))
+            original = root.forward
+            wrapper = functools.wraps(original)(functools.partial(self._call, original))
+            had = root.__dict__.get("forward")
+            root.__dict__["forward"] = _as_function(wrapper, original)
+            self._original = original
+            self._had = had
+            try:
+                return drive(root)
+            finally:
+                self._unwrap()
+
+    def _unwrap(self) -> None:
+        if self._had is None:
+            self.candidate.root.__dict__.pop("forward", None)
+        else:
+            self.candidate.root.__dict__["forward"] = self._had
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = len(self.positions)
+        call = Call.taken(args, kwargs)
+        before, dice = State(self.candidate.root), RandomState()
+        performance = Performance(self.candidate.stage, views=True, parameters=self._parameters)
+        if self._compiled:
+            output = function(*args, **kwargs)
+            performance.returned("", 0, output)
+        else:
+            with performance.performing():
+                output = function(*args, **kwargs)
+                performance.returned("", 0, output)
+                performance.settle()
+        with torch.no_grad():
+            arguments_written(performance, call, Call(args, kwargs))
+            after, dice_after = State(self.candidate.root), RandomState()
+            position = Position(number, values=len(performance.recording.values))
+            self.positions.append(position)
+            try:
+                self._examine(position, performance.recording, call, before, dice)
+            finally:
+                after.restore()
+                dice_after.restore()
+        if self._progress is not None:
+            self._progress(number + 1, None, f"call {number}")
+        return output
+
+    def _examine(
+        self,
+        position: Position,
+        recording: Recording,
+        call: Call,
+        before: State,
+        dice: RandomState,
+    ) -> None:
+        """Ask the reference about one call."""
+        state = State(self.reference.root)
+        try:
+            pairing = self._pairing(recording, call, state)
+        except Exception as error:
+            state.restore()
+            position.problem = f"the reference cannot run this call: {_words(error)}"
+            return
+        clean = Clean(pairing, recording)
+        perform(self.reference, call, keep=False, listener=clean)
+        after = State(self.reference.root)
+        state.restore()
+        exact = Exact(pairing, recording, clean.values)
+        try:
+            perform(self.reference, call, wide=True, keep=False, listener=exact)
+            position.facts = exact.facts
+            if any(each.suspicious for each in exact.facts):
+                rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
+                rerun.parameters = self._parameters
+                self._accuse(position, recording, pairing, rerun, call, state, clean)
+        finally:
+            after.restore()
+
+    def _plain_root(self) -> Callable[..., Any]:
+        """Return the candidate's root as it is without this session."""
+        root = self.candidate.root
+        return self._original if isinstance(root, torch.nn.Module) else root
+
+    def _accuse(
+        self,
+        position: Position,
+        recording: Recording,
+        pairing: Pairing,
+        rerun: Rerun,
+        call: Call,
+        state: State,
+        clean: Clean,
+    ) -> None:
+        guilty = arbitrate(position.facts, recording, pairing, rerun)
+        if not guilty:
+            return
+        position.culprits = guilty
+        known = {name for name in self.evidence}
+        fresh = [each for each in guilty if each.modules and each.modules[0] not in known]
+        if fresh:
+            state.restore()
+            free = perform(self.reference, call, wide=True)
+            state.restore()
+            rough = perform(self.reference, call)
+            position.shares = final_errors(recording, free, rough, guilty, pairing, rerun)
+        for each in fresh:
+            self.evidence.setdefault(each.modules[0], (each, call, position.number))
+        for each in position.facts:
+            if each not in fresh:
+                each.release()
+
+    def _pairing(self, recording: Recording, call: Call, state: State) -> Pairing:
+        signature = hash(tuple(each.key for each in recording.values))
+        known = self._pairings.get(signature)
+        if known is None:
+            known = align(
+                recording,
+                call,
+                self.candidate,
+                self.reference,
+                state,
+                self._parameters,
+                self._reference_parameters,
+            )
+            state.restore()
+            self._pairings[signature] = known
+        return known
+
+
+def _as_function(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plain function, so that signatures and code that inspects them still work."""
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs)
+
+    return forward
+
+
+def _words(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"
