@@ -28,13 +28,15 @@ from brickline.runs import RunWriter
 from brickline.spools import Part, read_part
 from brickline.tiles import Tiles
 from brickline.timers import Timers, checked_count
-from brickline.traces import KernelTrace, Traces
+from brickline.traced_launches import TracedLaunches
+from brickline.traces import Traces
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from brickline.profile import Profile
     from brickline.stats import BrickStats, CategoryStats
+    from brickline.verdicts import DivergenceReport
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,7 +51,7 @@ _core.set_vocabulary(
 )
 
 
-class BrickProfiler(_core.ProfilerCore):
+class BrickProfiler(_core.ProfilerCore, TracedLaunches):
     """Measures bricks; disabled by default, and then free.
 
     Args:
@@ -83,6 +85,7 @@ class BrickProfiler(_core.ProfilerCore):
         "_overwrite",
         "_path",
         "_rank",
+        "_report",
         "_spool",
         "_timeline_steps",
         "_writer",
@@ -125,6 +128,7 @@ class BrickProfiler(_core.ProfilerCore):
         self._writer: RunWriter | None = None
         self._spool: Path | None = None
         self._final: Part | None = None
+        self._report: DivergenceReport | None = None
         self._zero_copy = False
         self._graph = ExecutionGraph()
         self._graph_enabled = graph
@@ -169,6 +173,7 @@ class BrickProfiler(_core.ProfilerCore):
         importlib.import_module("numpy")
         self._spool = writer.spool_path()
         self._open(str(self._spool), self._rank, self._timeline_steps * RECORDS_PER_STEP)
+        self.traces.begin()
         try:
             self._clock.attach(self)
         except BaseException:
@@ -198,11 +203,14 @@ class BrickProfiler(_core.ProfilerCore):
         if self._spool is None:
             return
         full = bool(self._where()["full_disk"])
+        self.traces.finish()
         self._set_enabled(False)
         self._drain()
         self._close()
         with suppress(RunError):
             self._final = read_part(self._spool)
+            if self._writer is not None and self._writer.temporary:
+                self._final.hold()  # its file is deleted below
         spool, self._spool = self._spool, None
         writer = self._writer
         if writer is not None and not _is_shared(writer):
@@ -246,6 +254,7 @@ class BrickProfiler(_core.ProfilerCore):
         self.traces._restart()
         self._zero_copy = False
         self._final = None
+        self._report = None
         if self._spool is None or self._writer is None:
             self._graph.clear()
             return
@@ -354,17 +363,20 @@ class BrickProfiler(_core.ProfilerCore):
         self._graph_enabled = enabled
         _core.connect_graph(self, self._graph.store, enabled)
 
+    def _part(self) -> Part | None:
+        """Return what is recorded up to now."""
+        if self._spool is None:
+            return self._final
+        self._flush()
+        self._drain()
+        return read_part(self._spool)
+
     def profile(self) -> Profile:
         """Return everything recorded up to now as a `Profile`."""
         from brickline.profile import Profile, peaks_from_document, profile_from_parts
 
-        if self._spool is not None:
-            self._flush()
-            self._drain()
-            part = read_part(self._spool)
-        elif self._final is not None:
-            part = self._final
-        else:
+        part = self._part()
+        if part is None:
             return Profile(self.name, enabled=False)
         peaks = peaks_from_document(load_peaks(self._clock.name))
         is_live = self._spool is not None
@@ -460,10 +472,6 @@ class BrickProfiler(_core.ProfilerCore):
     def reset_epoch(self) -> None:
         """Count `elapsed_ns` from now on."""
         self.timers.reset_epoch()
-
-    def add_trace(self, trace: KernelTrace) -> None:
-        """Append a kernel launch to the run."""
-        self.traces.add(trace)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from brickline import _core, abi
+from brickline.disk_rows import DiskRows
 from brickline.errors import RunDamaged, RunError, RunVersion
 from brickline.graph_rows import NO_STRING, GraphTables, detail_dtype, edge_dtype, node_dtype
 
@@ -50,8 +51,10 @@ class Part:
     strings: Sequence[str]
     slots: Rows
     traces: Rows
-    operands: Rows
-    fingerprints: bytes
+    operand_rows: DiskRows
+    """The operands of all traces, on disk; `operands` loads them."""
+    fingerprint_rows: DiskRows
+    """The fingerprints, on disk: the one with id n is row n - 1; `fingerprints` loads them."""
     graph: GraphTables
     """The execution graph since it was last cleared; empty where none was drawn."""
     facts: Mapping[str, float]
@@ -83,6 +86,24 @@ class Part:
         """Names of the phases by id; the empty name stands for work outside any."""
         steps = self.slots[self.slots["kind"] == abi.SlotKind.STEP]
         return {0: ""} | {int(row["level"]): self.string(row["name"]) for row in steps}
+
+    def hold(self) -> None:
+        """Keep the file open, so that what is on disk can be read after it was deleted."""
+        self.operand_rows.hold()
+        self.fingerprint_rows.hold()
+
+    @cached_property
+    def operands(self) -> Rows:
+        """All operands, in memory."""
+        return self.operand_rows.read()
+
+    @cached_property
+    def fingerprints(self) -> Rows:
+        """All fingerprints, in memory; up to a KiB each, so a long run is better read in pieces.
+
+        A row of zeros stands for one that was announced and never came.
+        """
+        return self.fingerprint_rows.read()
 
     def string(self, number: int) -> str:
         """Return a string by its id."""
@@ -136,6 +157,9 @@ def _part_from_snapshot(
     def rows(table: abi.Table, dtype: np.dtype[Any]) -> Rows:
         return np.frombuffer(tables.get(int(table), b""), dtype)
 
+    def on_disk(table: abi.Table, dtype: np.dtype[Any]) -> DiskRows:
+        return DiskRows(spool, dtype, snapshot["spans"].get(int(table), ()))
+
     facts = rows(abi.Table.FACT, abi.FACT)
     problems = list(snapshot.get("problems", ()))
     try:
@@ -158,8 +182,8 @@ def _part_from_snapshot(
         strings=strings,
         slots=rows(abi.Table.SLOT, abi.SLOT),
         traces=rows(abi.Table.TRACE, abi.TRACE),
-        operands=rows(abi.Table.OPERAND, abi.OPERAND),
-        fingerprints=tables.get(int(abi.Table.FINGERPRINT), b""),
+        operand_rows=on_disk(abi.Table.OPERAND, abi.OPERAND),
+        fingerprint_rows=on_disk(abi.Table.FINGERPRINT, abi.FINGERPRINT),
         graph=graph,
         facts={strings[row["name"]]: float(row["value"]) for row in facts},
         problems=problems,

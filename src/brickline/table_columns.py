@@ -6,7 +6,7 @@ knows rows, not files; `tables` publishes what is built here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from brickline import abi
 from brickline.bricks import BrickCategory
+from brickline.dtypes import DTYPES
 from brickline.graph_rows import (
     NO_STRING,
     TIMED,
@@ -26,6 +27,7 @@ from brickline.graph_rows import (
 )
 from brickline.spools import Part
 
+_AT_ONCE = 1 << 16
 UNKNOWN = "(unknown)"
 """Stands for a name that a damaged spool does not hold."""
 
@@ -52,6 +54,8 @@ _TYPES = {
     "f8": pa.float64(),
     "u4s": pa.list_(pa.uint32()),
     "i8s": pa.list_(pa.int64()),
+    "f4s": pa.list_(pa.float32()),
+    "f8s": pa.list_(pa.float64()),
 }
 
 _PART = "part:text rank:u4 process:u4"
@@ -86,6 +90,10 @@ _COLUMNS = {
     "layer:i4 position:u4 input_checksum:u8 output_checksum:u8 params:text backend:text",
     "operands": f"{_PART} trace:u8 role:text index:u4 tensor:u8 version:u4 shape:i8s dtype:text "
     "strides:i8s fingerprint:u8",
+    "fingerprints": f"{_PART} fingerprint:u8 hash:text dtype:text shape:i8s elements:u8 l1:f8 "
+    "l2:f8 total:f8 absmax:f8 minimum:f8 maximum:f8 nan_count:u8 inf_count:u8 first_nan:i8 "
+    "first_inf:i8 nonfinite_hash:u8 zeros:u8 subnormals:u8 saturated:u8 sketch:f8s rows:f4s "
+    "columns:f4s",
     "graph_nodes": f"{_PART} node:u4 kind:text name:text brick:i4 layer:i4 timing_ns:u8 "
     "start_ns:u8 elements:u8 source_hash:u8 grid:u4s block:u4s shared_bytes:u4 "
     "arithmetic_intensity:f8 achieved_tflops:f8 bytes:u8 direction:text source:text target:text "
@@ -130,6 +138,10 @@ _TRACE_PLAIN = (
 _TRACE_OPTIONAL = (
     *("enqueue_ns", "start_ns", "end_ns", "item"),
     *("device", "worker", "region", "layer"),
+)
+_FINGERPRINT_NUMBERS = (
+    *("elements", "l1", "l2", "total", "absmax", "minimum", "maximum", "nan_count", "inf_count"),
+    *("nonfinite_hash", "zeros", "subnormals", "saturated"),
 )
 _DIRECTIONS = tuple(direction.label for direction in TransferDirection)
 
@@ -319,8 +331,7 @@ def _traces(part: Part) -> Columns:
     }
 
 
-def _operands(part: Part) -> Columns:
-    rows = part.operands
+def _operands(part: Part, rows: Rows) -> Columns:
     sizes = np.minimum(rows["dimensions"], rows["shape"].shape[1])
     return {
         **{name: rows[name] for name in ("trace", "index", "tensor", "version")},
@@ -330,6 +341,34 @@ def _operands(part: Part) -> Columns:
         "strides": _lists(rows["strides"], sizes),
         "fingerprint": Masked(rows["fingerprint"], rows["fingerprint"] == 0),
     }
+
+
+def _fingerprints(rows: Rows, first: int) -> Columns:
+    """Return the columns of some fingerprints, of which the first is this row of its part."""
+    lost = rows["dtype"] == 0  # announced, and it never came
+    names = {dtype.code: dtype.name for dtype in DTYPES.values()}
+    sizes = np.where(lost, 0, np.minimum(rows["dimensions"], rows["shape"].shape[1]))
+    return {
+        "fingerprint": np.arange(first + 1, first + 1 + len(rows), dtype=np.uint64),
+        "hash": Masked(_hex_texts(rows["hash"]), lost),
+        "dtype": Masked(
+            _texts([names.get(code, UNKNOWN) for code in range(256)], rows["dtype"]), lost
+        ),
+        "shape": _lists(rows["shape"], sizes, lost),
+        **{name: Masked(rows[name], lost) for name in _FINGERPRINT_NUMBERS},
+        **{
+            name: Masked(rows[name], lost | (rows[name] < 0)) for name in ("first_nan", "first_inf")
+        },
+        **{
+            name: _lists(rows[name], np.where(lost, 0, rows[name].shape[1]), lost)
+            for name in ("sketch", "rows", "columns")
+        },
+    }
+
+
+def _hex_texts(words: Rows) -> pa.Array:
+    """Return 128 bits as text, the high word first; most readers have no such number."""
+    return pa.array([f"{high:016x}{low:016x}" for low, high in words.tolist()], pa.string())
 
 
 def _lists(values: Rows, sizes: Rows, absent: Rows | None = None) -> pa.Array:
@@ -425,9 +464,22 @@ BUILDERS: Mapping[str, Callable[[Part], Columns]] = {
     "histograms": _histograms,
     "timeline": _timeline,
     "traces": _traces,
-    "operands": _operands,
     "graph_nodes": _graph_nodes,
     "graph_edges": _graph_edges,
     "facts": _facts,
 }
-"""How each table is filled; part, rank and process are the same in every row and left out."""
+"""How a table is filled; part, rank and process are the same in every row and left out."""
+
+
+def columns_of(part: Part, table: str) -> Iterator[Columns]:
+    """Return the columns of a table, in pieces where a part may hold more than fits into memory."""
+    if table == "operands":
+        for rows in part.operand_rows.chunks(_AT_ONCE):
+            yield _operands(part, rows)
+    elif table == "fingerprints":
+        first = 0
+        for rows in part.fingerprint_rows.chunks(_AT_ONCE):
+            yield _fingerprints(rows, first)
+            first += len(rows)
+    else:
+        yield BUILDERS[table](part)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from brickline.errors import UsageError
 from brickline.run_directory import write_json
 from brickline.spools import Part, spools_of_run, stamp_of_spool
-from brickline.table_columns import BUILDERS, SCHEMAS, Masked
+from brickline.table_columns import SCHEMAS, Columns, Masked, columns_of
 
 if TYPE_CHECKING:
     from brickline.runs import Run
@@ -39,9 +39,7 @@ def table_from_run(run: Run, name: str) -> pa.Table:
     if name not in SCHEMAS:
         raise UsageError(f"expected one of {', '.join(SCHEMAS)}, got {name!r}")
     schema = _schema_of(run, name)
-    return pa.concat_tables(
-        [schema.empty_table(), *(_table_from_part(part, name, schema) for part in run.parts)]
-    )
+    return pa.concat_tables([schema.empty_table(), *_tables_of(run, name, schema)])
 
 
 def publish_tables(run: Run) -> Path:
@@ -77,8 +75,7 @@ def _publish(run: Run, name: str, directory: Path) -> int:
         _replacing(directory / f"{name}.parquet") as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        for part in run.parts:
-            table = _table_from_part(part, name, schema)
+        for table in _tables_of(run, name, schema):
             rows += table.num_rows
             if table.num_rows:
                 writer.write_table(table)
@@ -131,8 +128,13 @@ def _schema_of(run: Run, name: str) -> pa.Schema:
     return SCHEMAS[name].with_metadata(about)
 
 
-def _table_from_part(part: Part, name: str, schema: pa.Schema) -> pa.Table:
-    columns = BUILDERS[name](part)
+def _tables_of(run: Run, name: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    for part in run.parts:
+        for columns in columns_of(part, name):
+            yield _table_from_columns(part, columns, schema)
+
+
+def _table_from_columns(part: Part, columns: Columns, schema: pa.Schema) -> pa.Table:
     length = max((len(_values(column)) for column in columns.values()), default=0)
     same = {"part": part.name, "rank": part.rank, "process": part.process}
     arrays = []

@@ -1,27 +1,49 @@
 """Traces: kernel launches as they happened.
 
-Owns `KernelTrace` and writing it to a run. Knows nothing of comparison.
+Owns `KernelTrace` and the writing of launches, their operands and their fingerprints into a run. A
+fingerprint is opaque here, one record of fixed size. Knows nothing of comparison.
+
+A launch is written in this order, so that whoever finds a trace finds what it refers to::
+
+    reserve()             -> 7            when it begins: ids are in order of beginning
+    fingerprint(record)   -> 12, 13       of what went in and came out; or reserve_fingerprint()
+    write(7, operands=…)                  when it has ended: its operands' rows, then its own
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import struct
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
-from brickline import abi
+from brickline import _core, abi
+from brickline.checksums import fnv1a_f32
 from brickline.errors import CountError, UsageError
 from brickline.timers import checked_count
 
-if TYPE_CHECKING:
-    from brickline import _core
+FINGERPRINT_BYTES = 1016
+"""Bytes of a fingerprint's record, `FingerprintRow` in abi.h."""
+MOST_WAITING = 4096
+"""Fingerprints held in memory until one that was reserved before them arrives."""
+_MOST_CACHED = 1 << 16
 
 
 @dataclass(frozen=True)
 class KernelTrace:
-    """One kernel launch: which, where in the model, on what, and how long it took."""
+    """One kernel launch: which, where in the model, on what, and how long it took.
+
+    `new` and the `with_` calls build one step by step; each returns another trace.
+
+    Example:
+        >>> trace = KernelTrace.new("rope_neox", 0, 7, "CPU").with_output_checksum([1.0, 2.0])
+        >>> trace.with_time_us(12.5).time_us
+        12.5
+    """
 
     kernel_name: str
     layer_idx: int
@@ -46,54 +68,408 @@ class KernelTrace:
         if not isinstance(self.time_us, int | float) or not 0 <= self.time_us < math.inf:
             raise CountError(f"time_us: expected a finite number from 0 on, got {self.time_us!r}")
 
+    @classmethod
+    def new(cls, kernel_name: str, layer_idx: int, position: int, backend: str) -> KernelTrace:
+        """Return a trace without checksums, parameters and time."""
+        return cls(kernel_name, layer_idx, position, backend)
+
+    def with_input_checksum(self, data: Any) -> KernelTrace:
+        """Return the trace with the checksum of what went in; see `fnv1a_f32`."""
+        return replace(self, input_checksum=fnv1a_f32(data))
+
+    def with_output_checksum(self, data: Any) -> KernelTrace:
+        """Return the trace with the checksum of what came out; see `fnv1a_f32`."""
+        return replace(self, output_checksum=fnv1a_f32(data))
+
+    def with_params(self, params: str) -> KernelTrace:
+        """Return the trace with launch parameters, as JSON text."""
+        return replace(self, params=params)
+
+    def with_time_us(self, time_us: float) -> KernelTrace:
+        """Return the trace with its duration in microseconds."""
+        return replace(self, time_us=time_us)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold; checksums are text, as many readers cut off 64-bit numbers."""
+        document = asdict(self)
+        for name in ("input_checksum", "output_checksum"):
+            if document[name] is not None:
+                document[name] = f"0x{document[name]:016X}"
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> KernelTrace:
+        """Read what `to_dict` made; checksums may also be whole numbers.
+
+        Raises:
+            UsageError: if a field is missing, unknown or of another kind.
+        """
+        if not isinstance(document, Mapping):
+            raise UsageError(f"expected the dict of a trace, got {document!r:.60}")
+        known = dict(document)
+        for name in ("input_checksum", "output_checksum"):
+            if isinstance(known.get(name), str):
+                known[name] = _checksum_from_text(name, known[name])
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise UsageError(f"expected the fields of a trace: {error}") from None
+
+
+def _checksum_from_text(name: str, text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        raise UsageError(f"{name}: expected 0x and 16 hex digits, got {text!r:.40}") from None
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+class Operand(NamedTuple):
+    """One tensor of one launch, as `Traces.write` takes it."""
+
+    role: int
+    """0 input, 1 output, 2 both."""
+    index: int  # type: ignore[assignment]
+    tensor: int
+    """Id of the tensor, so that dataflow can be followed; 0: not known."""
+    version: int
+    dtype: str
+    shape: Sequence[int]
+    strides: Sequence[int]
+    """In elements."""
+    fingerprint: int
+    """What `Traces.fingerprint` or `reserve_fingerprint` gave; 0: none."""
+
+
+_TRACE = struct.Struct("<6Q4q2Q2Ii5IiIIii2I4B")  # TraceRow in abi.h
+_OPERAND = struct.Struct("<3Q4I")  # OperandRow up to `dtype`
+_VIEW = struct.Struct("<2I16q")  # and from `dimensions` on
+_ZEROS = (0,) * 8
+
 
 class Traces:
-    """Writes traces into a profiler's run; reached as `BrickProfiler.traces`."""
+    """Writes traces into a profiler's run; reached as `BrickProfiler.traces`.
 
-    __slots__ = ("_core", "_count", "_rank")
+    Every call may be made from any thread. Rows go straight into the mapped spool, so what was
+    written is there after SIGKILL.
+    """
+
+    __slots__ = (
+        "_checksums_from",
+        "_core",
+        "_count",
+        "_fingerprints",
+        "_ids",
+        "_is_open",
+        "_lock",
+        "_lost",
+        "_next_fingerprint",
+        "_process",
+        "_rank",
+        "_strings",
+        "_views",
+        "_waiting",
+    )
 
     def __init__(self, core: _core.ProfilerCore, rank: int) -> None:
         self._core = core
         self._rank = rank
-        self._count = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begin anew, for another spool; whoever held the lock may be gone with a fork."""
+        self._lock = threading.Lock()
+        self._process: int = os.getpid()
+        self._is_open: bool = False
+        self._ids = itertools.count(1)
+        self._count: int = 0
+        self._strings: dict[str, int] = {}
+        self._views: dict[tuple[tuple[int, ...], tuple[int, ...]], bytes] = {}
+        self._fingerprints: int = 0
+        self._next_fingerprint: int = 0
+        self._waiting: dict[int, bytes] = {}
+        self._lost: int = 0
+        self._checksums_from: int = 0
 
     def __len__(self) -> int:
         return self._count
+
+    def reserve(self) -> int:
+        """Return the id of a launch that begins now."""
+        return next(self._ids)
+
+    def write(
+        self,
+        trace_id: int,
+        *,
+        name: str,
+        enqueue_ns: int,
+        start_ns: int,
+        end_ns: int,
+        layer: int = -1,
+        position: int = 0,
+        ordinal: int = 0,
+        parent: int = 0,
+        slot: int = abi.NO_SLOT,
+        direction: int = 0,
+        backend: str = "CPU",
+        params: str = "",
+        device: int = -1,
+        stream: int = 0,
+        clock_domain: int = 0,
+        kernel_hash: int = 0,
+        input_checksum: int | None = None,
+        output_checksum: int | None = None,
+        operands: Sequence[Operand] = (),
+    ) -> None:
+        """Append a launch that has ended, and its operands; nothing when disabled.
+
+        Args:
+            trace_id: What `reserve` gave when it began.
+            name: Of the kernel, or the module's path.
+            enqueue_ns: When the host enqueued it; -1: not known.
+            start_ns: When it began to run; -1: not known.
+            end_ns: When it ended; -1: not known.
+            layer: -1 outside layers.
+            position: Number of the pass that it is a part of, or place in the sequence.
+            ordinal: Repetition of the same name within the position.
+            parent: Id of the launch that it is a part of; 0: none.
+            slot: Slot of its brick.
+            direction: 0 forward, 1 backward.
+            backend: Who executed it.
+            params: JSON text.
+            device: Number of the device; -1: the host.
+            stream: Handle of the stream.
+            clock_domain: Whose clock the times are on; see `abi.ClockDomain`.
+            kernel_hash: Hash of the kernel's source; 0: not known.
+            input_checksum: FNV-1a of what went in, if taken.
+            output_checksum: FNV-1a of what came out, if taken.
+            operands: Its tensors.
+
+        Raises:
+            CountError: if a number does not fit its column.
+        """
+        core = self._core
+        if not core.is_enabled():
+            return
+        strings, where = self._strings, core._where()
+        intern = self._intern
+        try:
+            rows = [self._operand_row(trace_id, operand) for operand in operands]
+            row = _TRACE.pack(
+                trace_id,
+                parent,
+                kernel_hash,
+                stream,
+                1,
+                int(start_ns >= 0 <= end_ns),
+                enqueue_ns,
+                start_ns,
+                end_ns,
+                -1,
+                input_checksum or 0,
+                output_checksum or 0,
+                strings.get(name) or intern(name),
+                slot,
+                layer,
+                position,
+                ordinal,
+                self._rank,
+                self._process,
+                threading.get_native_id(),
+                device,
+                where["step"],
+                clock_domain,
+                -1,
+                -1,
+                strings.get(params) or intern(params),
+                strings.get(backend) or intern(backend),
+                where["phase"],
+                direction,
+                (input_checksum is not None) + 2 * (output_checksum is not None),
+                0,
+            )
+        except struct.error as error:
+            raise CountError(
+                f"expected numbers that fit the columns of a trace, got {name!r:.60} at layer "
+                f"{layer!r}, position {position!r}: {error}"
+            ) from None
+        if rows:
+            core._append(19, b"".join(rows))
+        core._append(18, row)
+        with self._lock:
+            self._count += 1
+
+    def write_rows(self, count: int, traces: bytes, operands: bytes) -> None:
+        """Append the rows of `count` launches that the caller has packed; nothing when disabled.
+
+        Their ids are from `reserve`; operands are written first, so that a trace finds its own.
+        Without rows, `count` launches are counted that the core has written.
+        """
+        core = self._core
+        if not core.is_enabled():
+            return
+        if operands:
+            core._append(19, operands)
+        if traces:
+            core._append(18, traces)
+        with self._lock:
+            self._count += count
 
     def add(self, trace: KernelTrace) -> int | None:
         """Append a launch that has just ended; return its id, or None when disabled."""
         core = self._core
         if not core.is_enabled():
             return None
-        import numpy as np
-
-        now_ns, where = core._now_ns(), core._where()
-        self._count += 1
-        row = np.zeros(1, abi.TRACE)
-        row["trace"] = self._count
-        row["entries"] = row["timed"] = 1
-        row["start_ns"] = row["enqueue_ns"] = now_ns - round(trace.time_us * 1e3)
-        row["end_ns"] = now_ns
-        row["item"] = row["worker"] = row["region"] = -1
-        row["name"] = core._intern(trace.kernel_name)
-        row["slot"] = abi.NO_SLOT
-        row["layer"] = trace.layer_idx
-        row["position"] = trace.position
-        row["rank"] = self._rank
-        row["process"] = os.getpid()
-        row["thread"] = threading.get_native_id()
-        row["device"] = -1
-        row["step"] = where["step"]
-        row["phase"] = where["phase"]
-        row["params"] = core._intern(trace.params)
-        row["backend"] = core._intern(trace.backend)
-        row["input_checksum"] = trace.input_checksum or 0
-        row["output_checksum"] = trace.output_checksum or 0
-        row["has_checksums"] = (trace.input_checksum is not None) + 2 * (
-            trace.output_checksum is not None
+        now_ns, number = core._now_ns(), self.reserve()
+        began_ns = now_ns - round(trace.time_us * 1e3)
+        self.write(
+            number,
+            name=trace.kernel_name,
+            layer=int(trace.layer_idx),
+            position=int(trace.position),
+            backend=trace.backend,
+            params=trace.params,
+            enqueue_ns=began_ns,
+            start_ns=began_ns,
+            end_ns=now_ns,
+            input_checksum=None if trace.input_checksum is None else int(trace.input_checksum),
+            output_checksum=None if trace.output_checksum is None else int(trace.output_checksum),
         )
-        core._append(int(abi.Table.TRACE), row.tobytes())
-        return self._count
+        return number
 
-    def _restart(self) -> None:
-        self._count = 0
+    def add_checksum(self, trace: KernelTrace) -> None:
+        """Append a launch of which the checksums are known and no time."""
+        now_ns = self._core._now_ns()
+        self.write(
+            self.reserve(),
+            name=trace.kernel_name,
+            layer=int(trace.layer_idx),
+            position=int(trace.position),
+            backend=trace.backend,
+            params=trace.params,
+            enqueue_ns=now_ns,
+            start_ns=-1,
+            end_ns=-1,
+            input_checksum=trace.input_checksum,
+            output_checksum=trace.output_checksum,
+        )
+
+    @property
+    def checksums_from(self) -> int:
+        """Launches up to this id are out of `BrickProfiler.get_checksums`."""
+        return self._checksums_from
+
+    def forget_checksums(self) -> None:
+        """Leave what is recorded so far out of `BrickProfiler.get_checksums`."""
+        self._checksums_from = self.reserve()
+
+    def reserve_fingerprint(self) -> int:
+        """Return an id for a fingerprint that comes later, as from a device.
+
+        Its record is given to ``fingerprint(record, number)``. Fingerprints with larger ids wait
+        in memory until it arrives; where too many wait, its row is written empty.
+        """
+        with self._lock:
+            self._next_fingerprint += 1
+            return self._next_fingerprint
+
+    def fingerprint(self, record: bytes, number: int | None = None) -> int:
+        """Append a fingerprint's record and return its id; 0 when disabled.
+
+        One that was reserved before is still taken, until the run is closed.
+
+        Args:
+            record: The record, `abi.FINGERPRINT`.
+            number: The id that was reserved for it. Default: a new one.
+
+        Raises:
+            UsageError: if the record has another size, or the id was not reserved.
+        """
+        if number is None and not self._core.is_enabled():
+            return 0
+        if not self._is_open or self._process != os.getpid():
+            return 0
+        if len(record) != FINGERPRINT_BYTES:
+            raise UsageError(
+                f"expected {FINGERPRINT_BYTES} bytes of fingerprint, got {len(record)}"
+            )
+        with self._lock:
+            if number is None:
+                number = self._next_fingerprint = self._next_fingerprint + 1
+            written = self._fingerprints
+            if number == written + 1 and not self._waiting:
+                self._core._append(20, record)
+                self._fingerprints = number
+            elif written < number <= self._next_fingerprint:
+                self._waiting[number] = bytes(record)
+                self._write_waiting()
+            elif number > self._next_fingerprint:
+                raise UsageError(f"fingerprint {number} was not reserved; call reserve_fingerprint")
+            return number
+
+    @property
+    def lost_fingerprints(self) -> int:
+        """How many were reserved and had not arrived when their place had to be written."""
+        return self._lost
+
+    def begin(self) -> None:
+        """Begin anew, in a spool that was just opened."""
+        self._restart()
+        self._is_open = True
+
+    def finish(self) -> None:
+        """Write what waits for a fingerprint that has not arrived; the spool is closed next."""
+        with self._lock:
+            if self._is_open:
+                self._write_waiting(most=0)
+            self._is_open = False
+
+    def _write_waiting(self, most: int = MOST_WAITING) -> None:
+        rows, waiting = [], self._waiting
+        while waiting:
+            record = waiting.pop(self._fingerprints + 1, None)
+            if record is None:
+                if len(waiting) <= most:
+                    break
+                record = bytes(FINGERPRINT_BYTES)
+                self._lost += 1
+            rows.append(record)
+            self._fingerprints += 1
+        if rows:
+            self._core._append(20, b"".join(rows))
+
+    def _operand_row(self, trace_id: int, operand: Operand) -> bytes:
+        role, index, tensor, version, dtype, shape, strides, fingerprint = operand
+        key = (tuple(shape), tuple(strides))
+        view = self._views.get(key)
+        if view is None:
+            view = self._pack_view(*key)
+        return (
+            _OPERAND.pack(
+                trace_id,
+                tensor,
+                fingerprint,
+                role,
+                index,
+                version,
+                self._strings.get(dtype) or self._intern(dtype),
+            )
+            + view
+        )
+
+    def _pack_view(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+        packed = _VIEW.pack(len(shape), 0, *(shape + _ZEROS)[:8], *(strides + _ZEROS)[:8])
+        if len(self._views) >= _MOST_CACHED:
+            self._views.clear()
+        self._views[shape, strides] = packed
+        return packed
+
+    def _intern(self, text: str) -> int:
+        number = self._core._intern(text)
+        if len(self._strings) >= _MOST_CACHED:
+            self._strings.clear()
+        self._strings[text] = number
+        return number

@@ -427,6 +427,10 @@ void collect(Snapshot& snapshot, const LaneCopy& copy, const RawLane& raw, uint3
     }
 }
 
+bool stays_on_disk(uint32_t kind) {
+    return kind == uint32_t(ExtentKind::Operand) || kind == uint32_t(ExtentKind::Fingerprint);
+}
+
 void read_rows(const File& file, const ExtentEntry& extent, Snapshot& snapshot) {
     std::string& rows = snapshot.tables[extent.header.kind];
     if (rows.size() + extent.header.used > MAX_TABLE_BYTES) return;
@@ -437,11 +441,16 @@ void read_rows(const File& file, const ExtentEntry& extent, Snapshot& snapshot) 
 void read_tables(const File& file, Snapshot& snapshot) {
     std::vector<std::string> seen_already;
     for (const ExtentEntry& extent : list_extents(file, snapshot.header, snapshot.problems)) {
-        if (extent.header.kind > uint32_t(ExtentKind::String)) read_rows(file, extent, snapshot);
+        const uint32_t kind = extent.header.kind;
+        if (kind > uint32_t(ExtentKind::String) && !stays_on_disk(kind)) read_rows(file, extent, snapshot);
     }
-    // Strings last: the name in a row was written before it.
+    // These last: the name in a row and the operands of a trace were written before it.
     for (const ExtentEntry& extent : list_extents(file, read_header(file), seen_already)) {
-        if (extent.header.kind == uint32_t(ExtentKind::String)) read_rows(file, extent, snapshot);
+        const ExtentHeader& head = extent.header;
+        if (head.kind == uint32_t(ExtentKind::String)) read_rows(file, extent, snapshot);
+        if (stays_on_disk(head.kind)) {
+            snapshot.spans[head.kind].push_back({extent.payload_offset(), head.used});
+        }
     }
     std::string& raw = snapshot.tables[uint32_t(ExtentKind::String)];
     for (uint64_t at = 0; at + sizeof(StringRow) <= raw.size();) {

@@ -19,6 +19,11 @@ struct BinRow {
 };
 static_assert(sizeof(BinRow) == 16);
 
+struct Span {
+    uint64_t offset;
+    uint64_t bytes;
+};
+
 struct Snapshot {
     SpoolHeader header;
     std::vector<LaneHeader> lanes;
@@ -31,6 +36,8 @@ struct Snapshot {
     std::vector<uint32_t> recent_lanes;
     std::vector<std::string> strings;
     std::map<uint32_t, std::string> tables;  // ExtentKind -> rows
+    // ExtentKind -> where its rows lie: tables that may be larger than memory stay in the file
+    std::map<uint32_t, std::vector<Span>> spans;
     std::vector<std::string> problems;    // what was left out, and where
 };
 
