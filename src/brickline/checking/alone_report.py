@@ -1,0 +1,254 @@
+"""From what a `Watch` has seen to a `DivergenceReport`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+from brickline.checking.causes import explain
+from brickline.checking.repro import write_repro
+from brickline.checking.stage import layer_of
+from brickline.checking.watching import Seen, Watch
+from brickline.verdicts import (
+    Coverage,
+    DivergenceReport,
+    Finding,
+    Status,
+    Verdict,
+    VerdictRow,
+    VerdictTable,
+)
+
+REFERENCE = "float64, operation by operation"
+NOT_VERIFIED = "model logic (eps, RoPE, masks, weights) was not; give a reference= for that"
+NO_SHARE = "share: without a reference there is no final difference to explain"
+
+
+def report_of(
+    watch: Watch, nonfinite: set[int], failure: BaseException | None, repro: Any = None
+) -> DivergenceReport:
+    """Write the report, also of a run that ended early.
+
+    Args:
+        watch: What was seen.
+        nonfinite: Positions whose output is not finite.
+        failure: What ended the run, if anything did.
+        repro: Directory for scripts that show culprits alone.
+    """
+    seen = [_settled(each, nonfinite) for each in watch.seen]
+    findings = _findings(watch, seen, repro)
+    coverage = _coverage(watch, seen, failure)
+    guilty = [each for each in findings if each.verdict is not Verdict.NONDETERMINISTIC]
+    status = Status.INCONCLUSIVE
+    if guilty:
+        status = Status.DIVERGED
+    elif coverage.complete and failure is None and not findings:
+        status = Status.MATCHED
+    allowed = dict.fromkeys(each.held.allowed for each in watch.seen if each.held.allowed)
+    return DivergenceReport(
+        status=status,
+        candidate=watch.stage.name,
+        reference=REFERENCE,
+        findings=tuple(findings),
+        verdicts=_table(watch, seen),
+        coverage=coverage,
+        headline=_headline(status, findings, coverage, failure),
+        whys=_whys(seen, guilty),
+        circumstances=tuple(str(each) for each in allowed),
+        kernels_compared=coverage.compared,
+        diagnosis=_diagnosis(guilty),
+    )
+
+
+def _settled(seen: Seen, nonfinite: set[int]) -> tuple[Seen, Verdict]:
+    """An infinity or NaN that reaches no output may be meant: it is watched."""
+    verdict = seen.held.verdict
+    if verdict is not Verdict.NONFINITE_ORIGIN or seen.place.position in nonfinite:
+        return seen, verdict
+    wrong = seen.held.z is not None and math.isinf(seen.held.z)
+    backward = seen.place.direction == "backward"
+    return seen, verdict if wrong or backward else Verdict.WATCH
+
+
+def _table(watch: Watch, seen: list[tuple[Seen, Verdict]]) -> VerdictTable:
+    table = VerdictTable()
+    for each, verdict in seen:
+        ratios = each.held.ratios
+        table.append(
+            VerdictRow(
+                name=watch.stage.display(each.place.path),
+                reference_name=None,
+                layer_idx=layer_of(each.place.path),
+                position=each.place.position,
+                ordinal=each.ordinal,
+                direction=each.place.direction,
+                brick=None,
+                op=each.op,
+                verdict=verdict,
+                z=each.held.z,
+                local_error=ratios.relative_l2 if ratios is not None else None,
+                propagated_error=None,
+            )
+        )
+    return table
+
+
+# --- Findings -------------------------------------------------------------------------------------
+
+
+def _findings(watch: Watch, seen: list[tuple[Seen, Verdict]], repro: Any) -> list[Finding]:
+    guilty = (Verdict.CULPRIT, Verdict.NONFINITE_ORIGIN, Verdict.NONDETERMINISTIC)
+    groups: dict[tuple[str, str, str, Verdict], list[Seen]] = defaultdict(list)
+    for each, verdict in seen:
+        if verdict in guilty:
+            key = (each.place.path, each.op, each.place.direction, verdict)
+            groups[key].append(each)
+    found = [_finding(watch, key[3], each, repro) for key, each in groups.items()]
+    order = {Verdict.NONFINITE_ORIGIN: 0, Verdict.CULPRIT: 1, Verdict.NONDETERMINISTIC: 2}
+    # Of values that are not finite the first is the origin; of errors the largest comes first.
+    return sorted(
+        found,
+        key=lambda each: (
+            order[each.verdict],
+            each.position if each.verdict is Verdict.NONFINITE_ORIGIN else 0,
+            0.0 if each.verdict is Verdict.NONFINITE_ORIGIN else -(each.local_error or 0.0),
+        ),
+    )
+
+
+def _finding(watch: Watch, verdict: Verdict, seen: list[Seen], repro: Any) -> Finding:
+    first = seen[0]
+    worst = max(seen, key=lambda each: each.held.z or 0.0)
+    ratios = worst.held.ratios
+    evidence = next((each.evidence for each in seen if each.evidence is not None), None)
+    cause, where, facts = None, None, {}
+    if evidence is not None and verdict is Verdict.CULPRIT:
+        explanation = explain(evidence)
+        cause, where, facts = explanation.cause, explanation.where, dict(explanation.facts)
+    if verdict is Verdict.NONFINITE_ORIGIN:
+        cause = first.held.reason
+    facts["operations"] = len(seen)
+    if ratios is not None:
+        facts |= {"element": ratios.element, "rmse": ratios.rmse, "bias": ratios.bias}
+    path, reason = _repro(evidence, repro, worst.held.z)
+    return Finding(
+        name=watch.stage.display(first.place.path),
+        verdict=verdict,
+        layer_idx=layer_of(first.place.path),
+        position=first.place.position,
+        ordinal=first.ordinal,
+        op=first.op,
+        direction=first.place.direction,
+        z=worst.held.z,
+        local_error=ratios.relative_l2 if ratios is not None else None,
+        where=where,
+        cause=cause,
+        repro=path,
+        reference_name=REFERENCE,
+        reason="; ".join(each for each in (first.held.reason, NO_SHARE, reason) if each),
+        evidence=facts,
+    )
+
+
+def _repro(evidence: Any, directory: Any, z: float | None) -> tuple[str | None, str | None]:
+    """Write a script that shows a culprit alone; return its path, or why there is none."""
+    if evidence is None or directory is None:
+        return None, None
+    made = write_repro(evidence, directory, z=z)
+    return (None, f"repro: {made.reason}") if made.path is None else (str(made.path), None)
+
+
+# --- Words ----------------------------------------------------------------------------------------
+
+
+def _coverage(
+    watch: Watch, seen: list[tuple[Seen, Verdict]], failure: BaseException | None
+) -> Coverage:
+    unknown = [each for each, verdict in seen if verdict is Verdict.UNKNOWN]
+    opaque = sum(watch.tally.opaque.values())
+    notes: list[str] = []
+    if failure is not None:
+        notes.append(_ending(failure))
+    reasons = Counter((each.op, each.held.reason or "no reason") for each in unknown)
+    for (op, reason), count in reasons.most_common(12):
+        notes.append(f"{op}: {reason} ({_times(count)})")
+    if opaque:
+        places = ", ".join(watch.tally.opaque)
+        notes.append(
+            f"{_count(opaque, 'tensor')} changed without an operation of PyTorch, by a kernel that "
+            f"is launched past it, before {places} read it; give a reference= to check that kernel"
+        )
+    if watch.tally.random:
+        names = ", ".join(sorted(watch.tally.random))
+        notes.append(f"random by design, not held to anything: {names}")
+    if watch.tally.compiled_backward:
+        notes.append("the backward pass of a compiled region was not observed")
+    total = len(seen) + opaque + (1 if watch.tally.compiled_backward else 0)
+    return Coverage(len(seen) - len(unknown), total, tuple(notes))
+
+
+def _ending(failure: BaseException) -> str:
+    if isinstance(failure, KeyboardInterrupt):
+        return "interrupted: the report holds what was seen until then"
+    words = str(failure).strip().splitlines()
+    return f"the candidate raised {type(failure).__name__}: {words[0] if words else ''}".rstrip()
+
+
+def _headline(
+    status: Status, findings: list[Finding], coverage: Coverage, failure: BaseException | None
+) -> str:
+    if status is Status.DIVERGED:
+        first = findings[0]
+        what = "makes values that are not finite" if _is_origin(first) else "is wrong"
+        why = f": {first.cause}" if first.cause else ""
+        where = f" in {first.name}" if first.op != first.name else ""
+        way = " (backward)" if first.direction == "backward" else ""
+        return f"{first.op}{where}{way} {what}{why}. Arithmetic was verified; {NOT_VERIFIED}."
+    if status is Status.MATCHED:
+        count = _count(coverage.compared, "operation")
+        return (
+            f"Arithmetic verified: {count} made what float64 makes of the same inputs, down to "
+            f"rounding; {NOT_VERIFIED}."
+        )
+    if not coverage.total:
+        return f"Nothing was seen: the candidate executed no operation; {NOT_VERIFIED}."
+    short = f"{coverage.compared} of {_count(coverage.total, 'operation')} verified"
+    ended = " before the run ended" if failure is not None else ""
+    return f"Arithmetic verified in part: {short}{ended}; {NOT_VERIFIED}."
+
+
+def _is_origin(finding: Finding) -> bool:
+    return finding.verdict is Verdict.NONFINITE_ORIGIN
+
+
+def _whys(seen: list[tuple[Seen, Verdict]], guilty: list[Finding]) -> tuple[str, ...]:
+    if not guilty:
+        return ()
+    first = guilty[0]
+    lines = [f"{first.op} in {first.name} was executed again on its own inputs, in float64"]
+    if first.z is not None and math.isfinite(first.z):
+        lines.append(f"its error is {first.z:.3g} times what rounding explains")
+    elif _is_origin(first):
+        lines.append("its inputs are finite and its output is not")
+    else:
+        lines.append("it must not compute anything, and its output is another")
+    if first.where:
+        lines.append(first.where)
+    if first.cause:
+        lines.append(first.cause)
+    others = sum(1 for _, verdict in seen if verdict is Verdict.ROUNDING)
+    lines.append(f"{_count(others, 'other operation')} differ from float64 by rounding alone")
+    return tuple(lines)
+
+
+def _diagnosis(guilty: list[Finding]) -> str:
+    return "; ".join(f"{each.name}: {each.op} is {each.verdict}" for each in guilty[:5])
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number:,} times"
