@@ -8,6 +8,7 @@
     │   ├── TimerError            a timer stopped twice, or by a profiler that did not start it
     │   ├── GraphError            unbalanced scopes, cycles, unknown nodes
     │   ├── BudgetError           a budget file that cannot be understood
+    │   ├── AcceptError           accepted differences that cannot be understood
     │   ├── DeviceError           a device or clock that is unknown or absent here
     │   ├── SymbolicError         a launch shape: a variable missing or out of range, overflow
     │   ├── KernelError           a kernel whose declaration contradicts itself
@@ -49,6 +50,10 @@ class GraphError(UsageError):
 
 class BudgetError(UsageError):
     """A budget file cannot be understood."""
+
+
+class AcceptError(UsageError):
+    """A file or list of accepted differences cannot be understood."""
 
 
 class DeviceError(UsageError):
