@@ -1,0 +1,28 @@
+"""All planted faults, as cases; and two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from localisation import (  # noqa: F401  (each declares its faults)
+    faults_backward,
+    faults_decode,
+    faults_faint,
+    faults_moe,
+    faults_ports,
+    faults_text,
+    faults_two,
+    faults_vision,
+    held_out,
+    structures,
+)
+from localisation.cases import Case
+from localisation.planting import FAULTS
+
+
+def cases() -> Iterator[Case]:
+    """Yield every fault in every regime it is meant for."""
+    for each in FAULTS:
+        for regime in each.regimes:
+            yield each.case(regime)
+    yield from faults_two.cases()
