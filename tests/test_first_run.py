@@ -52,12 +52,17 @@ def brickline(tmp_path):
 
 def test_the_demo_shows_everything_it_promises(brickline, tmp_path):
     out, _ = brickline("demo", "--tokens", 40)
+    assert out.index("Which brick went wrong?") < out.index("Where does the time go?")
+    for words in ("numpy.allclose, defaults", "layers.3.mlp.norm is wrong by itself", "▲"):
+        assert words in out
     for word in ("Bricks", "Categories", "Layers", "Tiles", "Execution graph", "Critical path"):
         assert word in out
     for brick in ("Embedding", "RmsNorm", "QkvProjection", "AttentionScore", "LmHead", "Sampling"):
         assert brick in out
     assert (tmp_path / "demo.brick" / "manifest.json").is_file()
     assert (tmp_path / "demo.brick" / "tables").is_dir()
+    compared, _ = brickline("compare", "demo-candidate.brick", "demo-reference.brick", status=1)
+    assert "layers.3.mlp.norm" in compared
     assert "demo-2.brick" in brickline("demo", "--tokens", 2)[0]
     document = json.loads(brickline("report", "demo.brick", "--json")[0])
     assert document["schema"] == "brickline-profile"
@@ -115,6 +120,7 @@ def test_the_programs_own_status_and_errors_come_through(brickline, tmp_path):
     [
         (("report", "nothing.brick"), "nothing.brick"),
         (("report", "."), "run"),
+        (("check",), "expected either CANDIDATE or --runs"),
         (("run",), "expected a script"),
         (("run", "missing.py"), "no script"),
         (("top", "999999"), "999999"),

@@ -22,6 +22,7 @@ DTYPES: dict[str, np.dtype] = {
     "TraceRow": abi.TRACE,
     "OperandRow": abi.OPERAND,
     "FactRow": abi.FACT,
+    "FingerprintRow": abi.FINGERPRINT,
     "BinRow": abi.BIN,
 }
 """Every struct that Python reads as rows."""
@@ -89,7 +90,8 @@ def test_constants_are_the_headers() -> None:
         return float(eval(value, {"HIST_CHUNKS": abi.HIST_CHUNKS, "HIST_CHUNK_BINS": 128}))
 
     assert constant("SPOOL_VERSION") == abi.FORMAT_VERSION
-    names = ("HIST_SCALE", "HIST_CHUNKS", "HIST_BINS", "MAX_DEPTH", "MAX_ELEMENTS", "MAX_FLOPS")
+    names = ["HIST_SCALE", "HIST_CHUNKS", "HIST_BINS", "MAX_DEPTH", "MAX_ELEMENTS", "MAX_FLOPS"]
+    names += ["SKETCH_BUCKETS", "STRIPES", "FINGERPRINT_DIMENSIONS", "FINGERPRINT_VERSION"]
     for name in names:
         assert getattr(abi, name) == constant(name)
 

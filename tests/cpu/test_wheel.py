@@ -119,7 +119,7 @@ def test_the_wheel_alone_is_imported(installed: Path) -> None:
 
 def test_the_command_helps(installed: Path) -> None:
     text = run(installed / "brickline", "--help").stdout
-    for verb in ("demo", "run", "report", "top", "doctor", "bench"):
+    for verb in ("demo", "check", "run", "report", "top", "doctor", "bench"):
         assert verb in text
         assert "Example" in run(installed / "brickline", verb, "--help").stdout
 

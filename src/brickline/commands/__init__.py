@@ -1,7 +1,8 @@
 """The command line: one file per verb. It sees everything, and nothing sees it.
 
 Every error is caught once, here: a `BricklineError` is printed without a traceback, and every
-exception ends with status 2. Status 1 is for results: an exceeded budget, a missed target.
+exception ends with status 2. Status 1 is for results: a divergence, an exceeded budget, a missed
+target; status 3 for a comparison that shows nothing either way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Annotated
 import typer
 
 from brickline.commands.bench import bench
+from brickline.commands.check import check
+from brickline.commands.compare import compare
 from brickline.commands.demo import demo
 from brickline.commands.doctor import doctor
 from brickline.commands.kernels import kernels
@@ -30,6 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(check)
+app.command()(compare)
 app.command(
     options_metavar="[OPTIONS] SCRIPT|-m MODULE [ARGS]...",
     context_settings={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json as json_module
 import sys
@@ -18,13 +19,16 @@ GROUPS = {
     "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "top"),
     "kernels": ("kernels_cache", "kernels_cpu", "kernels_cuda"),
     "cuda": ("profiler_cuda", "kernels_cuda"),
+    "divergence": ("fingerprint", "recording", "compare", "clean_checks", "localisation"),
 }
 
 
 def bench(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A group (profiler, kernels, cuda) or a file's name."),
+        typer.Argument(
+            metavar="NAME", help="A group (profiler, kernels, cuda, divergence) or a file's name."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats; noisier.")] = False,
@@ -61,7 +65,9 @@ def _benchmarks() -> Path:
 
 
 def _chosen(directory: Path, name: str | None) -> list[str]:
-    known = {path.stem for path in directory.glob("*.py")} - {"harness", "triton_nothing"}
+    parts = {"harness", "triton_nothing", "clean_op_cases", "clean_regions"}
+    known = {path.stem for path in directory.glob("*.py")} - parts
+    known |= {path.parent.name for path in directory.glob("*/__init__.py")}
     if name is None:
         return [each for each in GROUPS["profiler"] if each in known]
     if name in GROUPS:
@@ -74,7 +80,10 @@ def _chosen(directory: Path, name: str | None) -> list[str]:
 
 
 def _load(directory: Path, name: str) -> Any:
+    """Return a benchmark: a file, or a folder that is a package."""
     sys.path.insert(0, str(directory))
+    if (directory / name).is_dir():
+        return importlib.import_module(name)  # it imports its own modules when it runs
     try:
         spec = importlib.util.spec_from_file_location(
             f"brickline_bench_{name}", directory / f"{name}.py"

@@ -1,4 +1,4 @@
-"""``brickline demo``: decode through a small real transformer, profiled."""
+"""``brickline demo``: a small real transformer, first as a port that goes wrong, then profiled."""
 
 from __future__ import annotations
 
@@ -9,16 +9,34 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
+from brickline.commands.demo_divergence import (
+    Decode,
+    Port,
+    RepairedPort,
+    check_decode,
+    first_not_close,
+    record_decode,
+)
 from brickline.commands.demo_model import DemoModel, ModelConfig
+from brickline.comparison.comparing import compare
 from brickline.errors import RunExists
 from brickline.peaks import keep_peaks, load_peaks, measure_peaks
 from brickline.profile import profile_from_run
 from brickline.profiler import BrickProfiler
+from brickline.report.divergence import print_divergence
 from brickline.report.text import print_profile
 from brickline.runs import Run
+from brickline.verdicts import DivergenceReport
 
 PROMPT = (17, 4, 1042, 311, 9, 2048, 77, 5, 630, 12, 8, 1999, 256, 3, 91, 400)
+
+TOLERANCES = {
+    "numpy.allclose, defaults": (1e-5, 1e-8),
+    "numpy.allclose, 1e-3": (1e-3, 1e-3),
+}
+"""Relative and absolute: too strict for another order of summation, and what people use then."""
 
 
 def demo(
@@ -29,16 +47,20 @@ def demo(
     tokens: Annotated[int, typer.Option(min=1, max=1500, help="Tokens to decode.")] = 400,
     force: Annotated[bool, typer.Option("--force", help="Replace a run at --out.")] = False,
 ) -> None:
-    """Decode some tokens through a small transformer and show where the time goes.
+    """Find the wrong brick in a port of a small transformer, then show where the time goes.
 
     Example: brickline demo --tokens 100
     """
     console = Console()
     path = out if out is not None else _free_path()
-    if path.exists() and not force:
-        raise RunExists(
-            f"{path} is there already; choose another --out, or replace it with --force"
-        )
+    for taken in (path, *_compared(path)):
+        if taken.exists() and not force:
+            raise RunExists(
+                f"{taken} is there already; choose another --out, or replace it with --force"
+            )
+    console.print("1. Which brick went wrong?", style="bold underline")
+    _diverge(path, console, force=force)
+    console.print("\n2. Where does the time go?", style="bold underline")
     if load_peaks("CPU") is None:
         console.print("Measuring this machine's peaks, once…", style="dim")
         keep_peaks("CPU", measure_peaks("CPU", seconds=1.0))
@@ -62,6 +84,57 @@ def demo(
     console.print()
     console.print(critical, markup=False, highlight=False)
     console.print(f"\nThe run is in {path}. Look at it again with: brickline report {path}")
+
+
+def _diverge(path: Path, console: Console, *, force: bool) -> None:
+    """Record a port and its model, and say which brick of the port is wrong."""
+    ours, theirs = _compared(path)
+    candidate = record_decode(Port, PROMPT, ours, overwrite=force)
+    reference = record_decode(DemoModel, PROMPT, theirs, overwrite=force)
+    checked = check_decode(candidate, reference, record_decode(RepairedPort, PROMPT, None))
+    console.print(
+        "A model and a port of it decode the same tokens. The port adds up its products in another"
+        " order, which is harmless, and has one fault planted.\n"
+    )
+    answers = Table.grid(padding=(0, 2))
+    for name, (rtol, atol) in TOLERANCES.items():
+        answers.add_row(name, _allclose_answer(candidate, reference, checked, rtol, atol))
+    answers.add_row("brickline compare", _compare_answer(ours, theirs))
+    answers.add_row("brickline check", "each brick again in float64, on the inputs that it had:")
+    console.print(answers)
+    console.print()
+    print_divergence(checked, console)
+    console.print(
+        f"\nBoth runs stay; compare them again with: brickline compare {ours} {theirs}",
+        markup=False,
+    )
+
+
+def _allclose_answer(
+    candidate: Decode, reference: Decode, checked: DivergenceReport, rtol: float, atol: float
+) -> str:
+    count, first = first_not_close(candidate, reference, rtol, atol)
+    if first is None:
+        return f"none of {len(candidate.launches)} launches differ: the port would pass"
+    wrong = any(first.name == each.name for each in checked.culprits)
+    return (
+        f"{count} of {len(candidate.launches)} launches differ; the first is {first.name},"
+        f" which is {'wrong' if wrong else 'right'}"
+    )
+
+
+def _compare_answer(candidate: Path, reference: Path) -> str:
+    suspects = compare(candidate, reference).suspects
+    named = suspects[0].name if suspects else "none"
+    return f"the first suspect is {named}, from the fingerprints in two runs"
+
+
+def _compared(path: Path) -> tuple[Path, Path]:
+    """Return where the port's run goes, and the model's."""
+    return (
+        path.with_name(f"{path.stem}-candidate{path.suffix}"),
+        path.with_name(f"{path.stem}-reference{path.suffix}"),
+    )
 
 
 def _decode(
@@ -89,7 +162,7 @@ def _free_path() -> Path:
     """Return demo.brick, or the first numbered name that is free."""
     path = Path("demo.brick")
     number = 1
-    while path.exists():
+    while any(each.exists() for each in (path, *_compared(path))):
         number += 1
         path = Path(f"demo-{number}.brick")
     return path

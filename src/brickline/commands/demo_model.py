@@ -3,7 +3,7 @@
 Every operation is one brick of the profiler that is handed in, and the LM head is computed in
 tiles. The arithmetic is real, the weights are random: it computes what a model of this shape
 computes and says nothing sensible. It knows nothing of runs, reports, the terminal or any device,
-and the profiler never changes a token.
+and neither the profiler nor an observer changes a token.
 
 What a brick declares follows from shapes alone:
 
@@ -20,7 +20,7 @@ once and kept. Attention grows with the cache, so its handles are asked for at e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float32]
 Handle: TypeAlias = AbstractContextManager[Any]
+Observer: TypeAlias = Callable[[str, int, Sequence[NDArray[Any]], Sequence[NDArray[Any]]], None]
+"""Is told of every brick when it has ended: its name, its layer or -1, what went in, what came out.
+
+The arrays are the model's own and are used on: look at them before returning, and change nothing.
+"""
 
 FLOAT_BYTES = 4
 
@@ -286,6 +291,7 @@ class DemoModel:
         config: the shape and the seed of the weights.
         sampling: how tokens are drawn; by default from the 40 best at temperature 0.8, so that
             the random weights do not fall into a loop.
+        observe: is told of every brick; None costs nothing.
     """
 
     def __init__(
@@ -293,8 +299,10 @@ class DemoModel:
         profiler: BrickProfiler,
         config: ModelConfig | None = None,
         sampling: SamplingConfig | None = None,
+        observe: Observer | None = None,
     ) -> None:
         self.profiler = profiler
+        self._observe = observe
         self.config = c = config or ModelConfig()
         self.sampling = sampling or SamplingConfig()
         self.weights = Weights.random(c)
@@ -339,20 +347,35 @@ class DemoModel:
             token = self.decode(token).token
             yield token
 
+    def project(self, x: Floats, weight: Floats) -> Floats:
+        """Multiply rows by a matrix of (outputs, inputs)."""
+        return x @ weight.T
+
+    def norm(self, x: Floats, weight: Floats, name: str) -> Floats:
+        """Normalise rows; ``name`` says which of the model's norms it is."""
+        return rms_norm(x, weight, self.config.norm_epsilon)
+
+    def _saw(self, name: str, layer: int, inputs: Sequence[Any], *outputs: NDArray[Any]) -> None:
+        if self._observe is not None:
+            self._observe(name if layer < 0 else f"layers.{layer}.{name}", layer, inputs, outputs)
+
     def _step(self, tokens: Sequence[int], phase: str) -> StepResult:
         ids = self._checked(tokens)
         bricks = self._bricks(len(ids))
         with self.profiler.step(tokens=len(ids), phase=phase):
             with bricks.embedding:
                 x = self.weights.embedding[ids]
+            self._saw("embedding", -1, (ids,), x)
             for layer, weights in enumerate(self.weights.layers):
                 x = self._attention(x, layer, weights, bricks.layers[layer])
-                x = self._mlp(x, weights, bricks.layers[layer])
+                x = self._mlp(x, layer, weights, bricks.layers[layer])
             self._length += len(ids)
             with bricks.final_norm:
-                last = rms_norm(x[-1:], self.weights.final_norm, self.config.norm_epsilon)[0]
+                last = self.norm(x[-1:], self.weights.final_norm, "final_norm")[0]
+            self._saw("final_norm", -1, (x[-1:],), last)
             with bricks.lm_head:
                 logits = self._head(last)
+            self._saw("lm_head", -1, (last,), logits)
             with bricks.sampling:
                 token = self._sample(logits)
         return StepResult(token, logits)
@@ -361,20 +384,29 @@ class DemoModel:
         c, rows, start = self.config, len(x), self._length
         end = start + rows
         with bricks.rms_norm:
-            normed = rms_norm(x, w.attention_norm, c.norm_epsilon)
+            normed = self.norm(x, w.attention_norm, f"layers.{layer}.attention.norm")
+        self._saw("attention.norm", layer, (x,), normed)
         with bricks.qkv_projection:
-            qkv = (normed @ w.qkv.T).reshape(rows, -1, c.head_dim)
+            qkv = self.project(normed, w.qkv).reshape(rows, -1, c.head_dim)
+        self._saw("attention.qkv", layer, (normed,), qkv)
         with bricks.rope_embedding:
             cos, sin = self._cos[start:end], self._sin[start:end]
             rotated = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin)
+        self._saw("attention.rope", layer, (qkv, cos, sin), rotated)
+        keys, values = rotated[:, c.heads :], qkv[:, c.heads + c.kv_heads :]
         with bricks.kv_cache_append:
-            self._keys[layer, :, start:end] = rotated[:, c.heads :].swapaxes(0, 1)
-            self._values[layer, :, start:end] = qkv[:, c.heads + c.kv_heads :].swapaxes(0, 1)
+            self._keys[layer, :, start:end] = keys.swapaxes(0, 1)
+            self._values[layer, :, start:end] = values.swapaxes(0, 1)
+        appended = self._keys[layer, :, start:end], self._values[layer, :, start:end]
+        self._saw("attention.cache", layer, (keys, values), *appended)
         mixed = self._attend(rotated[:, : c.heads], layer, end)
         with bricks.output_projection:
-            projected = mixed @ w.output.T
+            projected = self.project(mixed, w.output)
+        self._saw("attention.output", layer, (mixed,), projected)
         with bricks.residual_add:
-            return x + projected
+            added = x + projected
+        self._saw("attention.add", layer, (x, projected), added)
+        return added
 
     def _attend(self, queries: Floats, layer: int, end: int) -> Floats:
         """Attend from (rows, heads, head_dim) to the first ``end`` positions of the cache."""
@@ -383,33 +415,46 @@ class DemoModel:
         floats = size + end * c.kv_dim + scored  # queries, keys, scores; or result, values, shares
         flops = 2 * scored * c.head_dim
         brick = partial(_brick, self.profiler, layer=layer)
+        keys, values = self._keys[layer, :, :end], self._values[layer, :, :end]
         # The queries are scaled rather than the scores: fewer products.
         with brick(BrickId.ATTENTION_SCORE, scored, floats, flops + size):
             scaled: Floats = queries.swapaxes(0, 1) * np.float32(1 / math.sqrt(c.head_dim))
             grouped = scaled.reshape(c.kv_heads, -1, c.head_dim)
-            scores: Floats = grouped @ self._keys[layer, :, :end].swapaxes(1, 2)
+            scores: Floats = grouped @ keys.swapaxes(1, 2)
             if rows > 1:
                 future = np.arange(end) > np.arange(end - rows, end)[:, None]
                 scores.reshape(c.heads, rows, end)[:, future] = -np.inf
+        self._saw("attention.scores", layer, (queries, keys), scores)
+        unscaled = scores if self._observe is None else scores.copy()  # softmax works in place
         with brick(BrickId.ATTENTION_SOFTMAX, scored, 2 * scored, 4 * scored):
             shares = softmax(scores)
+        self._saw("attention.softmax", layer, (unscaled,), shares)
         with brick(BrickId.ATTENTION_OUTPUT, size, floats, flops):
-            mixed: Floats = shares @ self._values[layer, :, :end]
-            return mixed.reshape(c.heads, rows, c.head_dim).swapaxes(0, 1).reshape(rows, c.dim)
+            mixed: Floats = shares @ values
+            joined = mixed.reshape(c.heads, rows, c.head_dim).swapaxes(0, 1).reshape(rows, c.dim)
+        self._saw("attention.mix", layer, (shares, values), joined)
+        return joined
 
-    def _mlp(self, x: Floats, w: LayerWeights, bricks: _LayerBricks) -> Floats:
+    def _mlp(self, x: Floats, layer: int, w: LayerWeights, bricks: _LayerBricks) -> Floats:
         with bricks.rms_norm:
-            normed = rms_norm(x, w.mlp_norm, self.config.norm_epsilon)
+            normed = self.norm(x, w.mlp_norm, f"layers.{layer}.mlp.norm")
+        self._saw("mlp.norm", layer, (x,), normed)
         with bricks.gate_projection:
-            gate = normed @ w.gate.T
+            gate = self.project(normed, w.gate)
+        self._saw("mlp.gate", layer, (normed,), gate)
         with bricks.up_projection:
-            up = normed @ w.up.T
+            up = self.project(normed, w.up)
+        self._saw("mlp.up", layer, (normed,), up)
         with bricks.activation:
             hidden = gated_silu(gate, up)
+        self._saw("mlp.activation", layer, (gate, up), hidden)
         with bricks.down_projection:
-            projected = hidden @ w.down.T
+            projected = self.project(hidden, w.down)
+        self._saw("mlp.down", layer, (hidden,), projected)
         with bricks.residual_add:
-            return x + projected
+            added = x + projected
+        self._saw("mlp.add", layer, (x, projected), added)
+        return added
 
     def _head(self, x: Floats) -> Floats:
         """Multiply in blocks; each tile adds its columns' part to its rows of the logits."""

@@ -1,4 +1,7 @@
-"""``brickline report``: a run as a table, JSON or CSV, held to budgets and checks."""
+"""``brickline report``: a run as a table, JSON or CSV, held to budgets and checks.
+
+A report that `check` or `compare` kept is shown as it was.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from brickline.profile import profile_from_run
 from brickline.profile_checks import ProfileFinding
 from brickline.report.as_csv import profile_csv
 from brickline.report.as_json import profile_json
+from brickline.report.divergence import print_divergence
 from brickline.report.figures import Look
 from brickline.report.text import print_profile, render_budgets, render_findings
 from brickline.runs import Run
+from brickline.verdicts import DivergenceReport
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run to show.", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="The run, or kept report, to show.", metavar="RUN|FILE")
+    ],
     budget: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Budgets in TOML; exit 1 when one is exceeded."),
@@ -45,6 +52,11 @@ def report(
     """
     if json and csv:
         raise UsageError("expected one of --json and --csv, got both; ask for one at a time")
+    if run.is_file():
+        if budget is not None or csv or validate or repeat:
+            raise UsageError(f"{run} is no run: it is shown as text, or with --json")
+        _show_divergence(run, json=json)
+        return
     opened = Run.open(run)
     opened.publish()
     profile = profile_from_run(opened)
@@ -61,6 +73,14 @@ def report(
     failed = any(not result for result in results or ())
     if failed or any(each.severity == "error" for each in findings or ()):
         raise typer.Exit(1)
+
+
+def _show_divergence(path: Path, *, json: bool) -> None:
+    found = DivergenceReport.load(path)
+    if json:
+        typer.echo(found.to_json())
+    else:
+        print_divergence(found, Console())
 
 
 def _print_gates(

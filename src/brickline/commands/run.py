@@ -30,10 +30,33 @@ def run(
         bool, typer.Option("-m", help="The program is a module rather than a script.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run at OUT.")] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Record every PyTorch model as well, with fingerprints.")
+    ] = False,
+    level: Annotated[
+        str,
+        typer.Option(metavar="module|op", help="With --torch: record module calls, or ops too."),
+    ] = "module",
+    tensors: Annotated[
+        str, typer.Option(metavar="none|suspects|all", help="With --torch: contents to save.")
+    ] = "none",
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="With --torch: module paths to record.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="With --torch: paths to leave out.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="With --torch: record N calls of each model.")
+    ] = None,
+    fingerprints: Annotated[
+        bool, typer.Option(help="With --torch: --no-fingerprints records time alone.")
+    ] = True,
 ) -> None:
     """Run SCRIPT or -m MODULE with its ARGS; every profiler in it records into OUT.
 
-    Children that are forked or spawned record into the same run.
+    Children that are forked or spawned record into the same run. With --torch, every PyTorch model
+    is recorded too, from its first call on.
 
     Example: brickline run -o decode.brick generate.py --tokens 64
     """
@@ -46,15 +69,58 @@ def run(
     if not module and not Path(program).is_file():
         raise UsageError(f"there is no script {program}; to run an installed module, use -m")
     path = out if out is not None else Path(f"{Path(program).stem}.brick")
+    finder = None
+    if torch:
+        finder = _model_finder(
+            level=level,
+            tensors=tensors,
+            include=include,
+            exclude=exclude,
+            steps=steps,
+            fingerprints=fingerprints,
+        )
     writer = RunWriter.create(path, name=Path(program).name, overwrite=force)
     os.environ[RUN_VARIABLE] = str(writer.path)
     ProcessLog(writer.path).install()
+    facts = None
     try:
-        status = _execute(program, arguments, module)
+        if finder is not None:
+            finder.install()
+        try:
+            status = _execute(program, arguments, module)
+        finally:
+            if finder is not None:
+                facts = finder.close()
     finally:
         del os.environ[RUN_VARIABLE]
     _finish(writer, status)
+    if finder is not None:
+        _print_models(facts, writer.path)
     raise typer.Exit(status)
+
+
+def _model_finder(**options: Any) -> Any:
+    """Return what records the models of this process; it loads torch."""
+    from brickline.adapters.recording import options_from
+
+    checked = options_from(**options)
+    try:
+        from brickline.adapters.torch_roots import RootFinder
+    except ImportError as error:
+        raise UsageError(
+            f"--torch needs PyTorch, which cannot be imported here ({error}); "
+            "install it: pip install torch"
+        ) from None
+    return RootFinder(checked)
+
+
+def _print_models(facts: dict[str, Any] | None, path: Path) -> None:
+    from brickline.adapters.torch_recorder import summary_text
+
+    if facts is None:
+        print("brickline: no PyTorch module was called", file=sys.stderr)
+        return
+    print(summary_text(facts, path), file=sys.stderr)
 
 
 def _execute(program: str, arguments: Sequence[str], module: bool) -> int:

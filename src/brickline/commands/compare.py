@@ -1,0 +1,45 @@
+"""``brickline compare``: two recorded runs, and the first launch that rounding does not explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from brickline.accept import apply_accepted, load_accepted
+from brickline.comparison.comparing import compare as compare_runs
+from brickline.errors import UsageError
+from brickline.report.divergence import print_divergence
+
+
+def compare(
+    candidate: Annotated[Path, typer.Argument(help="The run in question.", metavar="CANDIDATE")],
+    reference: Annotated[
+        Path, typer.Argument(help="The run it is held against.", metavar="REFERENCE")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Keep the report.")
+    ] = None,
+    accept: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Intended differences, in TOML.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Say where two runs part; exit 0 matched, 1 diverged, 3 inconclusive.
+
+    Example: brickline compare cuda.brick cpu.brick
+    """
+    if out is not None and out.exists() and not force:
+        raise UsageError(f"{out} is there already; choose another name, or use --force")
+    load_accepted(accept)  # a mistake in it is said before the work
+    found = apply_accepted(compare_runs(candidate, reference), accept)
+    if json:
+        typer.echo(found.to_json())
+    else:
+        print_divergence(found, Console())
+    if out is not None:
+        typer.echo(f"brickline: wrote {found.save(out, overwrite=force)}", err=True)
+    raise typer.Exit(found.exit_status)
