@@ -1,13 +1,38 @@
-"""Partners for the reference's values, also where the two sides are different code."""
+"""Partners for the reference's values, also where the two sides are different code.
+
+Where most modules have the same names, names are trusted. Elsewhere partners are found by
+evidence: the same weights at work (`weights`), then the same values, which are looked for again
+and again while the reference runs on what is paired already, so that a fault upstream does not
+hide what follows it.
+"""
 
 from __future__ import annotations
 
-from brickline.checking.forcing import perform
-from brickline.checking.pairing import Pairing, pair_by_key
-from brickline.checking.performance import Recording
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from brickline.checking.forcing import Clean, perform
+from brickline.checking.pairing import Pairing, Part, Partner, is_boundary, pair_by_key, precision
+from brickline.checking.performance import CONTRACTIONS, Recording, Value
 from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
+from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
+from brickline.checking.weights import Rows, match_weights, named_tensors
+from brickline.oracle.widen import unit_roundoff
+
+SAME_NAMES = 0.7
+"""Part of the module paths that both sides share, from which on names are trusted."""
+ROUNDS = 3
+"""How often values are looked for while more and more is paired."""
+NEAR = 8.0
+"""Values are the same if they differ by at most this many unit roundoffs…"""
+NEAR_FLOOR = 1e-4
+"""…or by this much, as relative L2."""
 
 
 def align(
@@ -16,13 +41,362 @@ def align(
     candidate: Side,
     reference: Side,
     state: State,
-    parameters: dict[int, str],
-    reference_parameters: dict[int, str],
 ) -> Pairing:
     """Return which of the reference's values stand for which of the candidate's."""
-    theirs = perform(reference, call, views=True, parameters=reference_parameters)
+    theirs = perform(reference, call, views=True)
     pairing = pair_by_key(recording, theirs)
-    pairing.strangers = strangers_of(
-        recording.callers, set(theirs.callers), {path for path, _ in theirs.callers}
+    if _same_names(candidate, reference):
+        pairing.strangers = strangers_of(
+            recording.callers, set(theirs.callers), {path for path, _ in theirs.callers}
+        )
+        return pairing
+    pairing.same_code = False
+    search = _Search(recording, theirs, candidate, reference)
+    search.keep_roots(pairing)
+    search.by_weights()
+    for _ in range(ROUNDS):
+        state.restore()
+        if not search.by_values(call):
+            break
+    return search.pairing
+
+
+def _same_names(candidate: Side, reference: Side) -> bool:
+    ours = {path for path in candidate.stage.modules if path}
+    theirs = {path for path in reference.stage.modules if path}
+    if not ours and not theirs:
+        return True
+    return len(ours & theirs) >= SAME_NAMES * max(len(ours), len(theirs))
+
+
+class _Search:
+    """The search for partners between two recordings of different code."""
+
+    def __init__(
+        self,
+        ours: Recording,
+        theirs: Recording,
+        candidate: Side,
+        reference: Side,
+    ) -> None:
+        self.ours = ours
+        self.theirs = theirs
+        self.reference = reference
+        self.pairing = Pairing(same_code=False)
+        self.weights = match_weights(named_tensors(candidate.root), named_tensors(reference.root))
+        self._used: set[Key] = set()
+
+    def keep_roots(self, by_key: Pairing) -> None:
+        """What the root is given and returns has its partner by its place."""
+        for key, partner in by_key.partners.items():
+            if not key.path and (key.op == OUTPUT or key.op.startswith(ARGUMENT)):
+                self._pair(key, partner)
+
+    def _pair(self, key: Key, partner: Partner) -> None:
+        self.pairing.partners[key] = partner
+        self._used.update(part.key for part in partner.parts)
+
+    # Weights
+
+    def by_weights(self) -> None:
+        """Pair what is made with the same weights, and what those weights are multiplied with."""
+        ours, theirs = _uses(self.ours), _uses(self.theirs)
+        for name, other in self.weights.whole.items():
+            for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
+                self._pair_use(mine, right)
+        for name, rows in self.weights.rows.items():
+            self._pair_joined(ours.get(name, []), rows, theirs)
+        for name, rows in self.weights.inverse.items():
+            self._pair_split(theirs.get(name, []), rows, ours)
+        for name, other in self._remaining(ours, theirs).items():
+            for mine, right in zip(ours[name], theirs[other], strict=False):
+                self._guess(mine, right)
+
+    def _guess(self, mine: _Use, right: _Use) -> None:
+        """Two weights that differ may be meant to be the same."""
+        ours, theirs = mine.value, right.value
+        same = ours.tensor.numel() == theirs.tensor.numel()
+        if same and ours.tensor.shape[-1:] == theirs.tensor.shape[-1:] and _fine(ours, theirs):
+            self.pairing.guesses[theirs.key] = Partner((Part(ours.key),))
+
+    def _remaining(
+        self, ours: dict[str, list[_Use]], theirs: dict[str, list[_Use]]
+    ) -> dict[str, str]:
+        """Pair weights that differ, where their place between equal ones leaves one choice."""
+        known = dict(self.weights.whole)
+        for name, rows in self.weights.rows.items():
+            known.update({name: rows[0].reference} if rows else {})
+        order = [name for name in theirs]
+        taken = set(self.weights.whole.values())
+        taken |= {each.reference for rows in self.weights.rows.values() for each in rows}
+        taken |= set(self.weights.inverse)
+        spoken = {each.reference for rows in self.weights.inverse.values() for each in rows}
+        found: dict[str, str] = {}
+        names = list(ours)
+        for at, name in enumerate(names):
+            if name in known or name in spoken:
+                continue
+            before = [known[each] for each in names[:at] if known.get(each) in order]
+            after = [known[each] for each in names[at + 1 :] if known.get(each) in order]
+            low = order.index(before[-1]) if before else -1
+            high = order.index(after[0]) if after else len(order)
+            shape = ours[name][0].shape
+            choices = [
+                each
+                for each in order[low + 1 : high]
+                if each not in taken and theirs[each][0].shape == shape
+            ]
+            if choices:
+                found[name] = choices[0]
+                taken.add(choices[0])
+        return found
+
+    def _pair_use(self, mine: _Use, right: _Use) -> None:
+        self._pair_entrance(mine, right)
+        self._pair_same(mine.value, right.value)
+
+    def _pair_entrance(self, mine: _Use, right: _Use) -> None:
+        """Pair what two weights are multiplied with, or two modules of one weight called with."""
+        for ours, theirs in ((mine.operand, right.operand), (mine.entrance, right.entrance)):
+            if ours is None or theirs is None:
+                continue
+            made = _origin(self.theirs, theirs)
+            if made.key not in self.pairing.partners:
+                # What goes in may go elsewhere too: it is replaced where it is made.
+                self._pair_same(_origin(self.ours, ours, self._used), made)
+            if made is not theirs:
+                self._pair_same(ours, theirs)
+
+    def _pair_same(self, mine: Value, right: Value) -> None:
+        same = mine.tensor.numel() == right.tensor.numel()
+        ends = mine.tensor.shape[-1:] == right.tensor.shape[-1:]
+        if same and ends and right.key not in self.pairing.partners and _fine(mine, right):
+            self._pair(right.key, Partner((Part(mine.key),)))
+
+    def _pair_joined(
+        self, uses: list[_Use], rows: list[Rows], theirs: dict[str, list[_Use]]
+    ) -> None:
+        """The candidate multiplies once with what the reference multiplies with one by one."""
+        for each in rows:
+            for mine, right in zip(uses, theirs.get(each.reference, ()), strict=False):
+                if right.value.tensor.shape[-1] != len(each.theirs):
+                    continue
+                order = torch.from_numpy(each.ours[each.theirs.argsort()])
+                if mine.value.tensor.shape[-1] <= int(order.max()):
+                    continue
+                if right.value.key not in self.pairing.partners:
+                    self._pair(right.value.key, Partner((Part(mine.value.key, columns=order),)))
+                    # Another order of rows may be meant, or it may be the fault.
+                    self._guess(mine, right)
+                self._pair_entrance(mine, right)
+
+    def _pair_split(self, uses: list[_Use], rows: list[Rows], ours: dict[str, list[_Use]]) -> None:
+        """The reference multiplies once with what the candidate multiplies with one by one."""
+        for number, right in enumerate(uses):
+            parts: list[Part] = []
+            for each in rows:
+                mine = ours.get(each.reference, [])
+                if number >= len(mine) or mine[number].value.tensor.shape[-1] != len(each.theirs):
+                    continue
+                order = torch.from_numpy(each.ours[each.theirs.argsort()])
+                if right.value.tensor.shape[-1] <= int(order.max()):
+                    continue
+                parts.append(Part(mine[number].value.key, place=order))
+                self._pair_entrance(mine[number], right)
+            if parts and right.value.key not in self.pairing.partners:
+                self._pair(right.value.key, Partner(tuple(parts)))
+
+    # Values
+
+    def by_values(self, call: Call) -> int:
+        """Run the reference on what is paired and pair what comes out the same; return how many."""
+        listener = Clean(self.pairing, self.ours)
+        made = perform(self.reference, call, views=True, listener=listener)
+        mine = _by_size(
+            each for each in self.ours.values if each.key not in self._used and _telling(each)
+        )
+        norms = _norms(each for group in mine.values() for each in group)
+        found = 0
+        wanted = [
+            each
+            for each in made.values
+            if each.key not in self.pairing.partners and _telling(each) and not each.view
+        ]
+        sizes = _norms(wanted)
+        for right in wanted:
+            choices = [
+                each
+                for each in mine.get(right.tensor.numel(), [])
+                if abs(norms[each.key] - sizes[right.key]) <= _near(each) * sizes[right.key]
+            ]
+            part = self._same_value(right, choices) if choices else None
+            if part is not None:
+                self._pair(right.key, Partner((part,)))
+                found += 1
+        return found
+
+    def _same_value(self, right: Value, choices: list[Value]) -> Part | None:
+        best: tuple[float, Part] | None = None
+        for mine in choices:
+            if mine.key in self._used or not _fine(mine, right):
+                continue
+            for fit, distance in _layouts(mine.tensor, right.tensor, _near(mine)):
+                if best is None or distance < best[0]:
+                    best = (distance, Part(mine.key, fit=fit, near=2 * _near(mine)))
+        return None if best is None else best[1]
+
+
+class _Use:
+    """One operation that works with a weight; what its module returns, where that is all it does."""
+
+    def __init__(self, value: Value, operand: Value | None) -> None:
+        self.value = value
+        self.operand = operand
+        self.entrance: Value | None = None
+        """What the module is called with, where the weight's work is all that it does."""
+        self.shape = (value.tensor.shape[-1:], operand and operand.tensor.shape[-1:])
+
+    def settle(self, recording: Recording) -> None:
+        """Take what the module returns for what its only weight makes."""
+        key, made = self.value.key, self.value.tensor
+        if not key.path or any(path.startswith(f"{key.path}.") for path, _ in recording.callers):
+            return
+        given = [
+            each
+            for each in recording.by_key.values()
+            if each.key[:3] == (key.path, key.call, INPUT) and each.tensor.dtype.is_floating_point
+        ]
+        if len(given) == 1:
+            self.entrance = given[0]
+        output = recording.by_key.get(Key(key.path, key.call, OUTPUT, 0))
+        if output is not None and output.tensor.numel() == made.numel():
+            if output.tensor.shape[-1:] == made.shape[-1:]:
+                self.value = output
+
+
+def _uses(recording: Recording) -> dict[str, list[_Use]]:
+    """Return the operations that use each weight, in order; biases come with their weights."""
+    found: defaultdict[str, list[_Use]] = defaultdict(list)
+    waiting: dict[tuple[str, int], Value] = {}
+    for value in recording.values:
+        if value.key.op.startswith(OPERAND):
+            waiting[value.key.path, value.key.call] = value
+            continue
+        if value.view or is_boundary(value.key) or not value.parameters:
+            continue
+        if not value.tensor.dtype.is_floating_point:
+            continue
+        operand = None
+        if value.key.op in CONTRACTIONS:
+            operand = waiting.pop((value.key.path, value.key.call), None)
+        found[value.parameters[-1]].append(_Use(value, operand))
+    busy = Counter(
+        (use.value.key.path, use.value.key.call) for uses in found.values() for use in uses
     )
-    return pairing
+    for uses in found.values():
+        for use in uses:
+            if busy[use.value.key.path, use.value.key.call] == 1:
+                use.settle(recording)
+    return dict(found)
+
+
+def _origin(recording: Recording, value: Value, taken: Collection[Key] = ()) -> Value:
+    """Return the value that an operation made and that came here as it is, unless it is taken."""
+    by_index = recording.by_index
+    current = value
+    while is_boundary(current.key) and len(current.inputs) == 1:
+        source = by_index.get(current.inputs[0])
+        if source is None or source.tensor.numel() != value.tensor.numel():
+            break
+        if source.key in taken:
+            return value
+        current = source
+    if current.view or current.tensor.shape[-1:] != value.tensor.shape[-1:]:
+        return value
+    same = torch.equal(
+        current.tensor.reshape(-1), value.tensor.reshape(-1).to(current.tensor.dtype)
+    )
+    return current if same else value
+
+
+def _telling(value: Value) -> bool:
+    """Whether a value can be told from others by its contents."""
+    tensor = value.tensor
+    if not tensor.dtype.is_floating_point or tensor.numel() < 4:
+        return False
+    return value.key.op != INPUT and not value.key.op.startswith(ARGUMENT)
+
+
+def _near(value: Value) -> float:
+    """Return how far a value may be from another to be the same but for rounding."""
+    return max(NEAR * unit_roundoff(value.tensor.dtype), NEAR_FLOOR)
+
+
+def _norms(values: Iterable[Value]) -> dict[Key, float]:
+    """Return the norm of each value; those that are not finite, or constant, have none."""
+    found: dict[Key, float] = {}
+    for each in values:
+        wide = each.tensor.double()
+        size = float(wide.norm())
+        varies = size > 0 and float(wide.std()) > 1e-6 * float(wide.abs().max())
+        found[each.key] = size if varies else float("nan")
+    return found
+
+
+def _fine(mine: Value, right: Value) -> bool:
+    return precision(mine.tensor.dtype) >= precision(right.tensor.dtype)
+
+
+def _by_size(values: Iterable[Value]) -> dict[int, list[Value]]:
+    found: defaultdict[int, list[Value]] = defaultdict(list)
+    for each in values:
+        found[each.tensor.numel()].append(each)
+    return found
+
+
+def _layouts(mine: torch.Tensor, right: torch.Tensor, near: float) -> Iterable[tuple[Any, float]]:
+    """Yield the ways to lay one tensor like another that make them the same, with what is left."""
+    wide = right.double()
+    left = mine.to(right.device).double()
+    size = float(wide.norm())
+    for fit in _fits(tuple(mine.shape), tuple(right.shape)):
+        made = left if fit is None else fit(left)
+        if made.shape != wide.shape:
+            continue
+        distance = float((made - wide).norm()) / size
+        if distance <= near:
+            yield fit, distance
+            return
+
+
+def _fits(mine: tuple[int, ...], right: tuple[int, ...]) -> Iterable[Any]:
+    """Yield functions that lay a tensor of one shape out like another, the plainest first."""
+    if mine == right:
+        yield None
+    else:
+        yield lambda tensor: tensor.reshape(right)
+    dimensions = [number for number, size in enumerate(right) if size > 1]
+    if len(dimensions) > 5:
+        return
+    for order in itertools.permutations(dimensions):
+        if list(order) == dimensions:
+            continue
+        yield _Permuted(right, order)
+
+
+class _Permuted:
+    """Reads a tensor as one whose dimensions are in another order."""
+
+    def __init__(self, shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._read = tuple(shape[number] for number in order)
+        self._back = tuple(order.index(number) for number in sorted(order))
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.reshape(self._read).permute(self._back).reshape(self._shape)
+
+    def undo(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Lay a tensor out as the candidate's lay."""
+        squeezed = tensor.reshape([size for size in self._shape if size > 1])
+        order = [self._back.index(number) for number in range(len(self._back))]
+        return squeezed.permute(order).reshape(shape)

@@ -10,11 +10,12 @@ arithmetic that differ from the reference are another way to round.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from brickline.checking.blaming import blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.pairing import Pairing, precision
 from brickline.checking.performance import Operation, Performance, Recording, Value
@@ -44,7 +45,6 @@ class Rerun:
     call: Call
     before: State
     dice: RandomState
-    parameters: dict[int, str] = field(default_factory=dict)
 
     def perform(
         self,
@@ -127,12 +127,25 @@ def _arithmetic_ratio(made: torch.Tensor, number: int, operation: Operation) -> 
 
 
 def arbitrate(
-    facts: list[Fact], recording: Recording, pairing: Pairing, rerun: Rerun
+    facts: list[Fact],
+    recording: Recording,
+    pairing: Pairing,
+    rerun: Rerun,
+    work: torch.dtype,
 ) -> list[Fact]:
-    """Settle the verdict of every suspicious fact and return those that stay guilty."""
+    """Settle the verdict of every suspicious fact and return those that stay guilty.
+
+    Args:
+        facts: All that was measured at one call.
+        recording: The candidate's values.
+        pairing: What they were held against.
+        rerun: The candidate's call, ready to be made again.
+        work: The dtype that the candidate works in; rounding to it is always allowed.
+    """
     doubtful = [each for each in facts if each.suspicious]
     compared = pairing.candidate_keys()
     segments = {each.key: segment_of(recording, each.key, compared) for each in doubtful}
+    innocent = _innocent(facts, recording, compared)
     wanted = {each.key for each in doubtful}
     again = _Again(wanted, {value.key for each in segments.values() for value in each})
     _performed(rerun, again)
@@ -141,16 +154,27 @@ def arbitrate(
     guilty = []
     for fact in doubtful:
         segment = segments[fact.key]
-        fact.modules = modules_of(segment, pairing.strangers)
+        accused = [each for each in segment if each.index not in innocent]
+        fact.modules = modules_of(accused or segment[-1:], pairing.strangers)
         fact.notes["ops"] = [value.key.op for value in segment if not value.view]
         if not _repeats(fact, again):
             fact.verdict = Verdict.NONDETERMINISTIC
-        elif wide and _is_rounding(fact, segment, logic, again):
+        elif wide and _is_rounding(fact, segment, logic, again, work):
             fact.verdict = Verdict.ROUNDING
         else:
             fact.verdict = Verdict.CULPRIT
             guilty.append(fact)
+    blame(guilty, recording)
     return guilty
+
+
+def _innocent(facts: list[Fact], recording: Recording, compared: set[Key]) -> set[int]:
+    """Return the values that something right was made from."""
+    found: set[int] = set()
+    for fact in facts:
+        if fact.ratios.z <= 1:
+            found.update(each.index for each in segment_of(recording, fact.key, compared))
+    return found
 
 
 def _performed(rerun: Rerun, listener: Any, *, wide: bool = False) -> bool:
@@ -181,9 +205,10 @@ def _is_rounding(fact: Fact, segment: list[Value], logic: _Logic, again: _Again)
         return False
     if fact.ratios.nonfinite or not fact.dtype.is_floating_point:
         return False
-    if any(value.custom for value in segment) or _is_coarse(fact, segment):
+    if any(value.custom for value in segment) or _is_coarse(fact, segment, work):
         return False
-    difference = measure(ours, exact, dtype=fact.dtype)
+    coarse = max((fact.dtype, work), key=unit_roundoff)
+    difference = measure(ours, exact, dtype=coarse)
     fact.notes["logic"] = difference.relative_l2
     if difference.z > 1:
         return False
@@ -191,13 +216,13 @@ def _is_rounding(fact: Fact, segment: list[Value], logic: _Logic, again: _Again)
     fact.notes["arithmetic"] = worst
     if worst > CULPRIT_LIMIT:
         return False
-    small = fact.ratios.relative_l2 <= EXCUSED_ULPS * unit_roundoff(fact.dtype)
+    small = fact.ratios.relative_l2 <= EXCUSED_ULPS * unit_roundoff(coarse)
     return small or fact.ratios.rmse <= EXCUSED_RATIO
 
 
-def _is_coarse(fact: Fact, segment: list[Value]) -> bool:
-    """Whether something in the segment was kept more coarsely than what comes out."""
-    fine = precision(fact.dtype if fact.clean is None else fact.clean.dtype)
+def _is_coarse(fact: Fact, segment: list[Value], work: torch.dtype) -> bool:
+    """Whether something in the segment was kept more coarsely than what comes out and goes in."""
+    fine = min(precision(fact.dtype if fact.clean is None else fact.clean.dtype), precision(work))
     return any(
         value.narrowest is not None and precision(value.narrowest) < fine for value in segment
     )

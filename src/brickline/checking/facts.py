@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from brickline.checking.pairing import Part
 from brickline.checking.stage import Key
 from brickline.oracle.ratios import Ratios
 from brickline.verdicts import Verdict
@@ -31,6 +32,8 @@ class Fact:
     clean: torch.Tensor | None = None
     modules: tuple[str, ...] = ()
     """Paths of the candidate's modules whose work is not explained by earlier pairs."""
+    part: Part | None = None
+    """How the candidate's value lies in the reference's."""
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from brickline.checking.facts import Fact, verdict_of
-from brickline.checking.pairing import Pairing
+from brickline.checking.pairing import Pairing, Part
 from brickline.checking.performance import Operation, Performance, Recording, Value
 from brickline.checking.sides import Call, Side
 from brickline.checking.stage import Key
@@ -30,11 +30,15 @@ def perform(
     keep: bool = True,
     views: bool = False,
     listener: Callable[[Value, Operation | None], torch.Tensor | None] | None = None,
-    parameters: dict[int, str] | None = None,
 ) -> Recording:
     """Execute a side once on a copy of a call, and return what it made."""
     performance = Performance(
-        side.stage, wide=wide, keep=keep, views=views, listener=listener, parameters=parameters
+        side.stage,
+        wide=wide,
+        keep=keep,
+        views=views,
+        listener=listener,
+        parameters=side.parameters,
     )
     ready = call.copied(device=side.device, wide=wide)
     with torch.no_grad(), performance.performing():
@@ -77,11 +81,11 @@ class Clean:
         partner = self._pairing.partners.get(value.key)
         if partner is None:
             return None
-        ours = partner.tensor(self._candidate)
-        if ours is None or ours.shape != value.tensor.shape:
+        pieces = partner.pieces(self._candidate, value.tensor)
+        if not pieces:
             return None
         self.values[value.key] = value.tensor.clone()
-        return _in_place_of(value.tensor, ours)
+        return _in_place_of(value.tensor, pieces)
 
 
 class Exact:
@@ -104,24 +108,26 @@ class Exact:
         partner = self._pairing.partners.get(value.key)
         if partner is None:
             return None
-        ours = partner.tensor(self._candidate)
-        if ours is None or ours.shape != value.tensor.shape:
+        pieces = partner.pieces(self._candidate, value.tensor)
+        if not pieces:
             return None
-        self.facts.append(self._fact(value, partner.key, ours))
-        return _in_place_of(value.tensor, ours)
+        for part, ours in pieces:
+            self.facts.append(self._fact(value, part, ours))
+        return _in_place_of(value.tensor, pieces)
 
-    def _fact(self, value: Value, key: Key, ours: torch.Tensor) -> Fact:
+    def _fact(self, value: Value, part: Part, ours: torch.Tensor) -> Fact:
         clean = self._clean.get(value.key)
+        exact = part.theirs(value.tensor)
         kind = ours.dtype
-        if clean is not None and clean.shape != ours.shape:
-            clean = None
+        if clean is not None:
+            clean = part.theirs(clean) if clean.shape == value.tensor.shape else None
         if clean is not None and clean.dtype == kind and _same_bits(ours, clean):
-            return Fact(key, value.key, SAME, Verdict.IDENTICAL, kind, tuple(ours.shape))
-        ratios = measure(ours, value.tensor, clean=clean)
-        fact = Fact(key, value.key, ratios, verdict_of(ratios.z), kind, tuple(ours.shape))
+            return Fact(part.key, value.key, SAME, Verdict.IDENTICAL, kind, tuple(ours.shape))
+        ratios = measure(ours, exact, clean=clean)
+        fact = Fact(part.key, value.key, ratios, verdict_of(ratios.z), kind, tuple(ours.shape))
+        fact.part = part
         if ratios.z > self._keep_above:
-            fact.actual, fact.clean = ours, clean
-            fact.exact = value.tensor.clone()
+            fact.actual, fact.clean, fact.exact = ours, clean, exact.clone()
         return fact
 
 
@@ -136,8 +142,13 @@ def _same_bits(ours: torch.Tensor, clean: torch.Tensor) -> bool:
     return bool(both.any()) and bool(((ours == clean) | both).all())
 
 
-def _in_place_of(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+def _in_place_of(theirs: torch.Tensor, pieces: list[tuple[Part, torch.Tensor]]) -> torch.Tensor:
     """Return the candidate's value with the layout, dtype and device of the reference's."""
     made = torch.empty_like(theirs)
-    made.copy_(ours)
+    if pieces[0][0].place is None:
+        return made.copy_(pieces[0][1])
+    made.copy_(theirs)
+    for part, ours in pieces:
+        if part.place is not None:
+            made[..., part.place.to(made.device)] = ours.to(made.device, made.dtype)
     return made

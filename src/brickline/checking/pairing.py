@@ -12,25 +12,79 @@ from dataclasses import dataclass, field
 import torch
 
 from brickline.checking.performance import Recording, Value
-from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key
+from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
 
 Fit = Callable[[torch.Tensor], torch.Tensor]
 """Brings a candidate's value into the layout of the reference's."""
 
 
 @dataclass(frozen=True)
-class Partner:
-    """A candidate's value, and how it lies in the reference's layout."""
+class Part:
+    """A candidate's value that stands for a reference's, or for some of its columns."""
 
     key: Key
     fit: Fit | None = None
+    columns: torch.Tensor | None = None
+    """The candidate's columns that are meant; None for all."""
+    place: torch.Tensor | None = None
+    """The reference's columns that they stand for; None for all."""
+    near: float | None = None
+    """Of a partner that was found by its value: how far it may be from it to be one."""
 
-    def tensor(self, recording: Recording) -> torch.Tensor | None:
-        """Return the value in the reference's layout, None where it was not made."""
-        value = recording.by_key.get(self.key)
-        if value is None:
+    def accepts(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        """Whether the two are partners still; those found by weight or name always are."""
+        if self.near is None:
+            return True
+        wide = self.theirs(theirs).double()
+        distance = (ours.to(wide.device).double() - wide).norm()
+        return bool(distance <= self.near * wide.norm())
+
+    def back(self, right: torch.Tensor, ours: torch.Tensor) -> torch.Tensor | None:
+        """Return a reference's value in the layout of the candidate's."""
+        if self.fit is not None:
+            undo = getattr(self.fit, "undo", None)
+            return right.reshape(ours.shape) if undo is None else undo(right, ours.shape)
+        if self.columns is None:
+            return right.reshape(ours.shape) if right.numel() == ours.numel() else None
+        made = ours.to(right.dtype).clone().reshape(-1, ours.shape[-1])
+        made[:, self.columns.to(made.device)] = right.reshape(len(made), -1).to(made.device)
+        return made.reshape(ours.shape)
+
+    def ours(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+        """Return the candidate's side, in the layout of the reference's columns."""
+        if self.fit is not None:
+            tensor = self.fit(tensor)
+        if self.columns is not None:
+            tensor = tensor.reshape(-1, tensor.shape[-1])[:, self.columns.to(tensor.device)]
+        wanted = shape
+        if self.place is not None:
+            wanted = torch.Size((*shape[:-1], len(self.place)))
+        if tensor.numel() != wanted.numel():
             return None
-        return value.tensor if self.fit is None else self.fit(value.tensor)
+        return tensor.reshape(wanted)
+
+    def theirs(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the reference's side: the columns that are meant."""
+        if self.place is None:
+            return tensor
+        return tensor[..., self.place.to(tensor.device)]
+
+
+@dataclass(frozen=True)
+class Partner:
+    """The candidate's values that stand for one of the reference's."""
+
+    parts: tuple[Part, ...]
+
+    def pieces(self, recording: Recording, theirs: torch.Tensor) -> list[tuple[Part, torch.Tensor]]:
+        """Return each part that was made, in the reference's layout."""
+        found = []
+        for part in self.parts:
+            value = recording.by_key.get(part.key)
+            tensor = None if value is None else part.ours(value.tensor, theirs.shape)
+            if tensor is not None and part.accepts(tensor, theirs):
+                found.append((part, tensor))
+        return found
 
 
 @dataclass
@@ -38,6 +92,8 @@ class Pairing:
     """Partners of the reference's values, by their keys."""
 
     partners: dict[Key, Partner] = field(default_factory=dict)
+    guesses: dict[Key, Partner] = field(default_factory=dict)
+    """Partners that are believed only where they explain what is wrong after them."""
     same_code: bool = True
     notes: list[str] = field(default_factory=list)
     strangers: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -45,7 +101,7 @@ class Pairing:
 
     def candidate_keys(self) -> set[Key]:
         """Return the keys of the candidate's values that have a partner."""
-        return {each.key for each in self.partners.values()}
+        return {part.key for each in self.partners.values() for part in each.parts}
 
 
 def precision(dtype: torch.dtype) -> float:
@@ -78,13 +134,13 @@ def pair_by_key(candidate: Recording, reference: Recording) -> Pairing:
             continue
         where = (key.path, key.call)
         if is_boundary(key) or ours_done.get(where) == theirs_done.get(where):
-            pairing.partners[key] = Partner(key)
+            pairing.partners[key] = Partner((Part(key),))
     return pairing
 
 
 def is_boundary(key: Key) -> bool:
     """Whether it is a value that crosses the boundary of a module."""
-    return key.op in (INPUT, OUTPUT) or key.op.startswith(ARGUMENT)
+    return key.op in (INPUT, OUTPUT) or key.op.startswith((ARGUMENT, OPERAND))
 
 
 def _programs(recording: Recording) -> dict[tuple[str, int], list[str]]:

@@ -66,10 +66,9 @@ def final_errors(
 
 def _in_candidates_layout(fact: Fact, recording: Recording) -> torch.Tensor | None:
     value = recording.by_key[fact.key]
-    exact = fact.exact
-    if exact is None or exact.shape != value.tensor.shape:
+    if fact.exact is None or fact.part is None:
         return None
-    return exact
+    return fact.part.back(fact.exact, value.tensor)
 
 
 def _repaired_distance(

@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key, Stage, is_compiled
+from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key, Stage, is_compiled
 from brickline.oracle.widen import Widened, is_view, written_arguments
 
 PASSING = frozenset(
@@ -46,6 +47,19 @@ PASSING = frozenset(
     }
 )
 """Operations that make no value of their own."""
+
+CONTRACTIONS = {
+    "aten::mm": 0,
+    "aten::addmm": 1,
+    "aten::bmm": 0,
+    "aten::linear": 0,
+    "aten::convolution": 0,
+    "aten::_convolution": 0,
+    "aten::baddbmm": 1,
+    "aten::addmv": 1,
+    "aten::mv": 0,
+}
+"""Operations that multiply with a weight, and which argument usually is not the weight."""
 
 
 @dataclass(slots=True)
@@ -94,6 +108,11 @@ class Recording:
     callers: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     """Which module call made which, as path and number."""
 
+    @cached_property
+    def by_index(self) -> dict[int, Value]:
+        """Return the values by their index."""
+        return {each.index: each for each in self.values}
+
     def add(self, value: Value) -> None:
         """Keep a value."""
         self.values.append(value)
@@ -123,9 +142,13 @@ class Performance(Widened):
         self._parameters = parameters or {}
         self._producers: dict[int, frozenset[int]] = {}
         self._narrowest: dict[int, torch.dtype] = {}
+        self._crossed: dict[tuple[int, int], int] = {}
+        """Values at boundaries by where they lie and how large they are."""
         self._holders: defaultdict[int, list[Value]] = defaultdict(list)
         self._count = 0
         self._paused: list[ExitStack] = []
+        self._crossings: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._entered: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self._quiet = False
 
     # Execution
@@ -143,9 +166,52 @@ class Performance(Widened):
         written = written_arguments(func)
         if written and self.keep:
             self._preserve(written, positional, named)
+        if self._parameters and func._schema.name in CONTRACTIONS:
+            positional = self._offer_operand(func, positional)
         run = self.execute if self.wide else _as_it_is
         result = run(func, positional, named)
         return self._note(func, positional, named, written, result)
+
+    def _offer_operand(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Note what a weight is multiplied with: a value that both sides have in common."""
+        number = CONTRACTIONS[func._schema.name]
+        names = [self._parameters.get(_storage(each)) for each in _flat(args)]
+        if number >= len(args) or not any(names):
+            return args
+        tensor = args[number]
+        place = _storage(tensor)
+        if place in self._parameters:
+            number = 1 - number if number < 2 else number
+            tensor = args[number]
+            place = _storage(tensor)
+            if place in self._parameters or not isinstance(tensor, torch.Tensor):
+                return args
+        key = self.stage.next_key(OPERAND + func._schema.name)
+        value = Value(
+            self._count,
+            key,
+            tensor,
+            self._made_from(tensor),
+            tuple(each for each in names if each is not None),
+        )
+        value.caller = self._maker(place, key)
+        value.narrowest = self._narrowest.get(place)
+        self._count += 1
+        if self.keep:
+            self._holders[place].append(value)
+        replaced = self._offer(value, None)
+        if replaced is None:
+            self._cross(tensor, value.index)
+            return args
+        self._producers[_storage(replaced)] = frozenset({value.index})
+        return (*args[:number], replaced, *args[number + 1 :])
+
+    def _maker(self, place: int, key: Key) -> str:
+        """Return the module that made an operand: the caller where it was handed in."""
+        where = (key.path, key.call)
+        if place in self._entered.get(where, ()):
+            return self.stage.callers.get(where, ("", 0))[0]
+        return key.path
 
     def _preserve(self, written: Sequence[int | str], args: Any, kwargs: Any) -> None:
         """Copy noted values that are about to be written over."""
@@ -208,9 +274,26 @@ class Performance(Widened):
         place = _storage(tensor)
         earlier = self._producers.get(place, frozenset()) if written else frozenset()
         self._producers[place] = earlier | {value.index}
+        self._forget_crossings(place)
         self._narrowest.pop(place, None)
         if self.keep:
             self._holders[place].append(value)
+
+    def _forget_crossings(self, place: int) -> None:
+        """Something new lies there."""
+        for key in self._crossings.pop(place, ()):
+            self._crossed.pop(key, None)
+
+    def _made_from(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        crossed = self._crossed.get((tensor.data_ptr(), tensor.numel()))
+        if crossed is not None:
+            return (crossed,)
+        return tuple(sorted(self._producers.get(_storage(tensor), ())))
+
+    def _cross(self, tensor: torch.Tensor, index: int) -> None:
+        key = (tensor.data_ptr(), tensor.numel())
+        self._crossed[key] = index
+        self._crossings[_storage(tensor)].append(key)
 
     def _pass_on(self, args: Any, kwargs: Any, result: Any, written: bool) -> None:
         """What a copy is made from is what its source was made from."""
@@ -225,6 +308,7 @@ class Performance(Widened):
             place = _storage(tensor)
             earlier = self._producers.get(place, frozenset()) if written else frozenset()
             self._producers[place] = earlier | frozenset(sources)
+            self._forget_crossings(place)
             if tensor.dtype.is_floating_point:
                 coarse = _coarser(coarse, tensor.dtype)
             if coarse is not None:
@@ -241,8 +325,11 @@ class Performance(Widened):
             name = self._parameters.get(place)
             if name is not None and name not in parameters:
                 parameters.append(name)
+            crossed = self._crossed.get((tensor.data_ptr(), tensor.numel()))
             found = self._producers.get(place)
-            if found is not None:
+            if crossed is not None:
+                sources.add(crossed)
+            elif found is not None:
                 sources |= found
             if tensor.dtype.is_floating_point and name is None:
                 coarse = _coarser(coarse, self._narrowest.get(place, tensor.dtype))
@@ -292,8 +379,8 @@ class Performance(Widened):
         """Note a tensor of the call that the call has written."""
         self._quiet = True
         try:
-            sources = tuple(sorted(self._producers.get(_storage(tensor), ())))
             key = Key("", 0, f"{ARGUMENT}{place}", 0)
+            sources = self._made_from(tensor)
             value = Value(self._count, key, tensor.detach().clone(), sources)
             self._count += 1
             self._offer(value, None)
@@ -321,11 +408,13 @@ class Performance(Widened):
             place = _storage(tensor)
             if place in self._parameters:
                 continue
-            sources = self._producers.get(place)
-            if sources is None and base.op == OUTPUT:
+            if base.op == INPUT:
+                self._entered[base.path, base.call].add(place)
+            sources = self._made_from(tensor)
+            if not sources and base.op == OUTPUT:
                 self.recording.opaque += 1
             key = base._replace(out=number)
-            value = Value(self._count, key, tensor, tuple(sorted(sources or ())))
+            value = Value(self._count, key, tensor, sources)
             value.caller = self.stage.path if base.op == INPUT else base.path
             value.narrowest = self._narrowest.get(place)
             self._count += 1
@@ -336,8 +425,10 @@ class Performance(Widened):
                 flat[number] = replaced
                 changed = True
                 self._producers[_storage(replaced)] = frozenset({value.index})
-            elif base.op == OUTPUT or sources is None:
-                self._producers[place] = frozenset({value.index})
+                if base.op == INPUT:
+                    self._entered[base.path, base.call].add(_storage(replaced))
+            else:
+                self._cross(tensor, value.index)
         return tree_unflatten(flat, shape) if changed else None
 
 

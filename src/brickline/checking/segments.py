@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 
 from brickline.checking.pairing import is_boundary
 from brickline.checking.performance import Recording, Value
-from brickline.checking.stage import INPUT, Key
+from brickline.checking.stage import INPUT, OPERAND, Key
 
 
 def segment_of(recording: Recording, key: Key, compared: Collection[Key]) -> list[Value]:
     """Return the values from the compared ones up to a key, in order, the key's own included."""
-    by_index = {each.index: each for each in recording.values}
+    by_index = recording.by_index
     start = recording.by_key[key]
     found: dict[int, Value] = {}
     waiting = [start]
@@ -45,19 +45,21 @@ def modules_of(
         strangers: Calls that the reference does not make, with the path of who makes them.
     """
     away = strangers or {}
+    working = [each for each in segment if not each.view and not is_boundary(each.key)]
+    # Where nothing was computed, those who handed the value on are asked.
+    chosen = working or [each for each in segment if not each.view] or segment[-1:]
     paths: list[str] = []
-    for value in segment:
-        if value.view or (is_boundary(value.key) and len(segment) > 1 and value.inputs):
-            continue
+    for value in chosen:
         path = away.get((value.key.path, value.key.call), path_of(value))
         if path not in paths:
             paths.append(path)
-    return tuple(paths) or (path_of(segment[-1]),)
+    return tuple(paths)
 
 
 def path_of(value: Value) -> str:
     """Return the module that made a value; what a module is called with is its caller's."""
-    return value.caller if value.key.op == INPUT else value.key.path
+    handed = value.key.op == INPUT or value.key.op.startswith(OPERAND)
+    return value.caller if handed else value.key.path
 
 
 def strangers_of(

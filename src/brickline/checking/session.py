@@ -7,9 +7,10 @@ is noted, and is then held against the reference; the driver gets the candidate'
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from brickline.checking.facts import Fact
 from brickline.checking.forcing import Clean, Exact, arguments_written, perform
 from brickline.checking.pairing import Pairing
 from brickline.checking.patching import Shares, final_errors
-from brickline.checking.performance import Performance, Recording, parameters_by_storage
-from brickline.checking.sides import Call, Side, in_dtype_of
+from brickline.checking.performance import Performance, Recording
+from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import is_compiled
-from brickline.verdicts import Verdict  # noqa: F401
+
+MAX_GUESSES = 24
+"""How many guessed partners are tried for one call."""
 
 Progress = Callable[[int, "int | None", str], None]
 
@@ -55,9 +58,8 @@ class Session:
         self.evidence: dict[str, tuple[Fact, Call, int]] = {}
         self._progress = progress
         self._pairings: dict[int, Pairing] = {}
-        self._parameters = parameters_by_storage(candidate)
-        self._reference_parameters = parameters_by_storage(self.reference.root)
         self._compiled = is_compiled(candidate)
+        self.dtype = working_dtype(candidate)
 
     def drive(self, drive: Callable[[Any], Any]) -> Any:
         """Drive the candidate as its user does, and check each call of its root."""
@@ -88,7 +90,9 @@ class Session:
         number = len(self.positions)
         call = Call.taken(args, kwargs)
         before, dice = State(self.candidate.root), RandomState()
-        performance = Performance(self.candidate.stage, views=True, parameters=self._parameters)
+        performance = Performance(
+            self.candidate.stage, views=True, parameters=self.candidate.parameters
+        )
         if self._compiled:
             output = function(*args, **kwargs)
             performance.returned("", 0, output)
@@ -127,20 +131,44 @@ class Session:
             state.restore()
             position.problem = f"the reference cannot run this call: {_words(error)}"
             return
+        try:
+            facts, after = self._held(pairing, recording, call, state)
+            if pairing.guesses and any(each.suspicious for each in facts):
+                pairing, facts = self._best(pairing, facts, recording, call, state)
+            position.facts = facts
+            if any(each.suspicious for each in facts):
+                rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
+                self._accuse(position, recording, pairing, rerun, call, state)
+            after.restore()
+        except Exception as error:
+            state.restore()
+            position.problem = f"the check of this call failed: {_words(error)}"
+
+    def _held(
+        self, pairing: Pairing, recording: Recording, call: Call, state: State
+    ) -> tuple[list[Fact], State]:
+        """Run the reference on the candidate's values; return what was measured, and its state."""
+        state.restore()
         clean = Clean(pairing, recording)
         perform(self.reference, call, keep=False, listener=clean)
         after = State(self.reference.root)
         state.restore()
         exact = Exact(pairing, recording, clean.values)
-        try:
-            perform(self.reference, call, wide=True, keep=False, listener=exact)
-            position.facts = exact.facts
-            if any(each.suspicious for each in exact.facts):
-                rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
-                rerun.parameters = self._parameters
-                self._accuse(position, recording, pairing, rerun, call, state, clean)
-        finally:
-            after.restore()
+        perform(self.reference, call, wide=True, keep=False, listener=exact)
+        return exact.facts, after
+
+    def _best(
+        self, pairing: Pairing, facts: list[Fact], recording: Recording, call: Call, state: State
+    ) -> tuple[Pairing, list[Fact]]:
+        """Believe the guesses that explain what is wrong after them."""
+        for key, guess in itertools.islice(pairing.guesses.items(), MAX_GUESSES):
+            wrong = {each.reference_key for each in facts if each.suspicious}
+            tried = replace(pairing, partners={**pairing.partners, key: guess})
+            found, _ = self._held(tried, recording, call, state)
+            left = {each.reference_key for each in found if each.suspicious}
+            if key in left and len(left - {key}) < len(wrong - {key}):
+                pairing, facts = tried, found
+        return pairing, facts
 
     def _plain_root(self) -> Callable[..., Any]:
         """Return the candidate's root as it is without this session."""
@@ -155,13 +183,12 @@ class Session:
         rerun: Rerun,
         call: Call,
         state: State,
-        clean: Clean,
     ) -> None:
-        guilty = arbitrate(position.facts, recording, pairing, rerun)
+        guilty = arbitrate(position.facts, recording, pairing, rerun, self.dtype)
         if not guilty:
             return
         position.culprits = guilty
-        known = {name for name in self.evidence}
+        known = set(self.evidence)
         fresh = [each for each in guilty if each.modules and each.modules[0] not in known]
         if fresh:
             state.restore()
@@ -179,15 +206,7 @@ class Session:
         signature = hash(tuple(each.key for each in recording.values))
         known = self._pairings.get(signature)
         if known is None:
-            known = align(
-                recording,
-                call,
-                self.candidate,
-                self.reference,
-                state,
-                self._parameters,
-                self._reference_parameters,
-            )
+            known = align(recording, call, self.candidate, self.reference, state)
             state.restore()
             self._pairings[signature] = known
         return known

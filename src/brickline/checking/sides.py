@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from brickline.checking.performance import parameters_by_storage
 from brickline.checking.snapshot import snapshot, tensors_in
 from brickline.checking.stage import Stage
 from brickline.oracle.widen import is_narrow
@@ -130,6 +131,7 @@ class Side:
         self.root = root
         self.stage = Stage(root)
         self.device = device_of(root)
+        self.parameters = parameters_by_storage(root)
 
     def run(self, call: Call) -> Any:
         """Call the root."""

@@ -25,6 +25,8 @@ OUTPUT = "output"
 
 INPUT = "input"
 """Pseudo-operation: what a module is called with, made by its caller."""
+OPERAND = "operand "
+"""Pseudo-operation: what is multiplied with a weight."""
 ARGUMENT = "argument"
 """Pseudo-operation: a tensor of the root's call after it was written."""
 
