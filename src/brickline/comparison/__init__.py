@@ -1,0 +1,1 @@
+"""Two recorded runs become a `DivergenceReport`: read, align, triage, judge. Needs no device."""

@@ -1,0 +1,594 @@
+"""Which launch of the candidate is which launch of the reference.
+
+Owns the pairing: equal places first, then values. Two launches are one when they have the same
+name in the same place; where names differ, tensors with the same contents say it. It never raises
+on launches that have no partner, and says nothing of who is wrong.
+
+1. Calls of the root are paired, so that an extra call shifts nothing.
+2. Launches unique in (place, name) on both sides are anchors, as are repetitions of equal number.
+3. Between anchors, banded dynamic programming over what is left finds the pairing in order with the
+   largest evidence: hashes and cosines of what went in and came out, types, names, shapes. Names
+   that are paired once so are one name from then on, so the next call needs no search.
+4. What lies out of order is paired last, where name or value leave one choice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brickline.comparison.prints import cosines, relative_distances
+from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Bools, Ints, Side, hashed
+
+BAND = 256
+"""Half the width of the search around the diagonal; OpGuard saw windows of 484 launches at most."""
+CELL_BUDGET = 60_000_000
+"""Cells of all windows together, so that two unrelated long runs take seconds, not hours."""
+NEAR = 0.1
+"""Relative L2 up to which two tensors are the same by value."""
+LIKE = 0.5
+"""Relative L2 from which on the contents of two tensors speak against their being one."""
+ENOUGH = 1.5
+"""Evidence below which two launches are not one."""
+SAME_BITS, SAME_VALUE, LIKE_VALUE, SOME_VALUE, OTHER_VALUE = 6.0, 4.0, 2.5, 1.0, -0.75
+"""Evidence of the outputs: equal hashes; cosine above 0.99, 0.9, 0.5; and less than that."""
+SAME_TYPE, SAME_TAIL, SAME_NAME, OTHER_SIZE, OTHER_DEPTH = 1.0, 1.0, 1.0, -3.0, -1.0
+
+
+@dataclass(eq=False)
+class Alignment:
+    """Pairs of launches, by row."""
+
+    partner: Ints
+    """Row of the reference for each row of the candidate, -1: none."""
+    reordered: Bools
+    """Pairs that are out of order."""
+    by_value: Bools
+    """Pairs that names alone do not give."""
+
+    @property
+    def rows(self) -> Ints:
+        """The candidate's rows that have a partner."""
+        return np.flatnonzero(self.partner >= 0)
+
+    def back(self, count: int) -> Ints:
+        """Return the candidate's row for each of the reference's `count` rows, -1: none."""
+        out = np.full(count, -1, np.int64)
+        out[self.partner[self.rows]] = self.rows
+        return out
+
+
+def align(a: Side, b: Side) -> Alignment:
+    """Pair the launches of the candidate with those of the reference."""
+    partner = np.full(len(a), -1, np.int64)
+    if not len(a) or not len(b):
+        none = np.zeros(len(a), bool)
+        return Alignment(partner, none, none.copy())
+    position = paired_positions(a, b)
+    names = np.arange(len(a.words.texts))
+    _pair_by_place(a, b, position, names, partner)
+    _keep_ordered(partner)
+    anchored = partner >= 0
+    _search_first_call(a, b, position, partner, names)
+    for _ in range(2):
+        found = _search(a, b, position, partner)
+        renamed = len(found) and _learn_names(a, b, partner, found, names)
+        if not renamed or not _pair_by_place(a, b, position, names, partner):
+            break
+        _keep_ordered(partner)
+    reordered = _rescue(a, b, position, names, partner)
+    _drop_unconfirmed(a, b, partner)
+    reordered &= partner >= 0
+    return Alignment(partner, reordered, (partner >= 0) & ~anchored & ~reordered)
+
+
+# --- calls of the root
+
+
+def paired_positions(a: Side, b: Side) -> Ints:
+    """Return the reference's position for each of the candidate's launches, -1: none."""
+    ours, theirs = np.unique(a.position), np.unique(b.position)
+    table = _position_table(a, b, ours, theirs)
+    return table[np.searchsorted(ours, a.position)]
+
+
+def _position_table(a: Side, b: Side, ours: Ints, theirs: Ints) -> Ints:
+    same = np.where(np.isin(ours, theirs), ours, -1)
+    if len(ours) == len(theirs) or not ((a.level == MODULE).any() and (b.level == MODULE).any()):
+        return same
+    shapes_a, inputs_a = _root_inputs(a, ours, 1 << 60)
+    shapes_b, inputs_b = _root_inputs(b, theirs, 1 << 61)
+    # The same contents count much, the same shape a little, being at the same place least.
+    score = np.where(inputs_a[:, None] == inputs_b[None, :], 4.0, 0.0)
+    score += np.where(shapes_a[:, None] == shapes_b[None, :], 1.0, -9.0)
+    score += 0.5 * (ours[:, None] == theirs[None, :])
+    if score.size > CELL_BUDGET:
+        return same
+    out = np.full(len(ours), -1, np.int64)
+    for row, column in _best_in_order(score):
+        out[row] = theirs[column]
+    return out
+
+
+def _root_inputs(
+    side: Side, positions: Ints, salt: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return hashes of shapes and of contents of what the root was called with."""
+    roots = np.flatnonzero((side.parent < 0) & (side.direction == 0))
+    root_at = roots[np.searchsorted(side.position[roots], positions).clip(0, len(roots) - 1)]
+    shapes = np.zeros(len(positions), np.uint64)
+    contents = np.zeros(len(positions), np.uint64)
+    for at, row in enumerate(root_at):
+        own = slice(side.first[row], side.first[row + 1])
+        inputs = (side.role[own] != 1) & (side.index[own] < PARAMETER_INDEX)
+        prints = side.print[own][inputs]
+        prints = prints[prints >= 0]
+        shapes[at] = np.bitwise_xor.reduce(side.form[own][inputs], initial=np.uint64(0))
+        found = hashed(*side.prints.hash[prints].T) if len(prints) else np.empty(0, np.uint64)
+        # Without contents, no two are the same.
+        contents[at] = np.bitwise_xor.reduce(found) if len(found) else np.uint64(salt + at)
+    return shapes, contents
+
+
+# --- by place
+
+
+def _pair_by_place(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> int:
+    """Pair launches with equal names in equal places; return how many were added.
+
+    A name that occurs in a place as often on both sides is paired one by one. One that occurs more
+    often on one side is left to the search, because a count alone would shift everything after it.
+    """
+    key_a = _places(a, position, names)
+    key_b = _places(b, b.position, np.arange(len(names)))
+    free_a = np.flatnonzero((partner < 0) & (position >= 0))
+    before = partner >= 0
+    _join(key_a, free_a, key_b, _free(b, partner), partner)
+    _take_back_shifted(a, b, key_a, partner, ~before)
+    return int(((partner >= 0) & ~before).sum())
+
+
+def _take_back_shifted(
+    a: Side, b: Side, key_a: NDArray[np.uint64], partner: Ints, added: Bools
+) -> None:
+    """Take back repetitions whose contents say that one more and one less evened out."""
+    rows = np.flatnonzero(added & (partner >= 0))
+    _, at, count = np.unique(key_a[rows], return_inverse=True, return_counts=True)
+    many = rows[count[at.reshape(-1)] > 1]
+    if not len(many):
+        return
+    output_a, output_b = _first_outputs(a), _first_outputs(b)
+    ours, theirs = output_a[many], output_b[partner[many]]
+    seen = (ours >= 0) & (theirs >= 0)
+    prints_a, prints_b = a.print[ours[seen]], b.print[theirs[seen]]
+    known = (prints_a >= 0) & (prints_b >= 0)
+    many = many[seen][known]
+    apart = relative_distances(a.prints, prints_a[known], b.prints, prints_b[known]) > LIKE
+    resized = a.prints.elements[prints_a[known]] != b.prints.elements[prints_b[known]]
+    doubtful = np.unique(key_a[many[apart | resized]])
+    partner[rows[np.isin(key_a[rows], doubtful)]] = -1
+
+
+def _first_outputs(side: Side) -> Ints:
+    """Return the first output operand of every launch, -1: none."""
+    out = np.full(len(side), -1, np.int64)
+    at = np.flatnonzero(side.role > 0)[::-1]
+    out[side.owner[at]] = at
+    return out
+
+
+def _places(side: Side, position: Ints, names: Ints) -> NDArray[np.uint64]:
+    parent = np.where(side.parent >= 0, names[side.name[side.parent]], -1)
+    return hashed(side.rank, side.direction, position, side.layer, parent, names[side.name])
+
+
+def _join(
+    key_a: NDArray[np.uint64],
+    free_a: Ints,
+    key_b: NDArray[np.uint64],
+    free_b: Ints,
+    partner: Ints,
+) -> int:
+    """Pair rows with equal keys in their order, where a key has as many rows on both sides."""
+    if not len(free_a) or not len(free_b):
+        return 0
+    sorted_a = free_a[np.argsort(key_a[free_a], kind="stable")]
+    sorted_b = free_b[np.argsort(key_b[free_b], kind="stable")]
+    keys_a, start_a, count_a = np.unique(key_a[sorted_a], return_index=True, return_counts=True)
+    keys_b, start_b, count_b = np.unique(key_b[sorted_b], return_index=True, return_counts=True)
+    _, at_a, at_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
+    equal = count_a[at_a] == count_b[at_b]
+    at_a, at_b = at_a[equal], at_b[equal]
+    count = count_a[at_a]
+    rows_a, rows_b = _spread(start_a[at_a], count), _spread(start_b[at_b], count)
+    partner[sorted_a[rows_a]] = sorted_b[rows_b]
+    return len(rows_a)
+
+
+def _spread(start: Ints, count: Ints) -> Ints:
+    """Return start, start + 1, … for each of several runs."""
+    total = int(count.sum())
+    offset = np.repeat(start - np.concatenate([[0], np.cumsum(count)[:-1]]), count)
+    spread: Ints = offset + np.arange(total)
+    return spread
+
+
+def _keep_ordered(partner: Ints) -> None:
+    """Take back the fewest pairs so that no two cross."""
+    rows = np.flatnonzero(partner >= 0)
+    targets = partner[rows]
+    if not len(rows) or (np.diff(targets) > 0).all():
+        return
+    kept = longest_increasing(targets)
+    dropped = np.ones(len(rows), bool)
+    dropped[kept] = False
+    partner[rows[dropped]] = -1
+
+
+def longest_increasing(values: Ints) -> Ints:
+    """Return where a longest increasing subsequence lies."""
+    ends: list[int] = []
+    places: list[int] = []
+    before = np.full(len(values), -1, np.int64)
+    for at, value in enumerate(values.tolist()):
+        length = bisect_left(ends, value)
+        before[at] = places[length - 1] if length else -1
+        if length == len(ends):
+            ends.append(value)
+            places.append(at)
+        else:
+            ends[length] = value
+            places[length] = at
+    out = []
+    at = places[-1] if places else -1
+    while at >= 0:
+        out.append(at)
+        at = int(before[at])
+    return np.array(out[::-1], np.int64)
+
+
+# --- by value
+
+
+def _search_first_call(a: Side, b: Side, position: Ints, partner: Ints, names: Ints) -> None:
+    """Search in the first call that has launches without a partner; other calls learn from it."""
+    free = np.flatnonzero((partner < 0) & (position >= 0) & (a.direction == 0))
+    if not len(free):
+        return
+    call = int(a.position[free[0]])
+    rows = np.flatnonzero((a.position == call) & (a.direction == 0))
+    columns = np.flatnonzero((b.position == int(position[free[0]])) & (b.direction == 0))
+    if not len(columns):
+        return
+    inside = (partner[rows] >= columns[0]) & (partner[rows] <= columns[-1])
+    part = np.where(inside, partner[rows] - columns[0], -1)
+    if rows[-1] - rows[0] + 1 != len(rows) or columns[-1] - columns[0] + 1 != len(columns):
+        return
+    evidence = _Evidence(a, b, position)
+    found = []
+    for near, far in _windows(part, len(columns)):
+        for row, column in _pair_window(evidence, near + rows[0], far + columns[0]):
+            partner[row] = column
+            found.append(row)
+    added = np.array(found, np.int64)
+    if len(added) and _learn_names(a, b, partner, added, names):
+        # What was learnt from all layers replaces what one of them seemed to say.
+        partner[added[names[a.name[added]] != b.name[partner[added]]]] = -1
+        _pair_by_place(a, b, position, names, partner)
+        _keep_ordered(partner)
+
+
+def _search(a: Side, b: Side, position: Ints, partner: Ints) -> Ints:
+    """Pair what lies between anchors by evidence; return the rows that were added."""
+    added: list[int] = []
+    budget = CELL_BUDGET
+    evidence = _Evidence(a, b, position)
+    for rows, columns in _windows(partner, len(b)):
+        if budget <= 0:
+            break
+        budget -= min(len(rows) * len(columns), len(rows) * 2 * BAND)
+        for row, column in _pair_window(evidence, rows, columns):
+            partner[row] = column
+            added.append(row)
+    return np.array(added, np.int64)
+
+
+def _windows(partner: Ints, count: int) -> list[tuple[Ints, Ints]]:
+    """Return the unpaired rows of both sides between each two neighbouring anchors."""
+    rows = np.flatnonzero(partner >= 0)
+    begins = np.concatenate([[0], rows + 1])
+    ends = np.concatenate([rows, [len(partner)]])
+    begins_b = np.concatenate([[0], partner[rows] + 1])
+    ends_b = np.concatenate([partner[rows], [count]])
+    both = np.flatnonzero((ends > begins) & (ends_b > begins_b))
+    return [(np.arange(begins[at], ends[at]), np.arange(begins_b[at], ends_b[at])) for at in both]
+
+
+def _pair_window(evidence: _Evidence, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
+    if len(rows) * len(columns) <= (4 * BAND) ** 2:
+        found = _best_in_order(evidence.scores(rows, columns))
+        return [(int(rows[one]), int(columns[two])) for one, two in found]
+    return _pair_band(evidence, rows, columns)
+
+
+def _pair_band(evidence: _Evidence, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
+    """Search a long window piece by piece along its diagonal, each from where the last ended."""
+    out: list[tuple[int, int]] = []
+    row = column = 0
+    slope = len(columns) / len(rows)
+    while row < len(rows) and column < len(columns):
+        near = rows[row : row + BAND]
+        far = columns[column : column + 2 * BAND]
+        found = _best_in_order(evidence.scores(near, far))
+        # The last quarter may find better partners in the next piece.
+        kept = [pair for pair in found if pair[0] < 0.75 * BAND] or found
+        out += [(int(near[one]), int(far[two])) for one, two in kept]
+        if kept:
+            row, column = row + kept[-1][0] + 1, column + kept[-1][1] + 1
+        else:
+            row, column = row + BAND, max(column, round((row + BAND) * slope) - BAND)
+    return out
+
+
+class _Evidence:
+    """How much speaks for two launches being one."""
+
+    def __init__(self, a: Side, b: Side, position: Ints) -> None:
+        self._a, self._b, self._position = a, b, position
+        self._outer = [self._marks(side) for side in (a, b)]
+        self._shared = np.zeros(len(a.words.texts), bool)
+        self._shared[np.intersect1d(a.name, b.name)] = True
+        tails = [text.rpartition(".")[2] for text in a.words.texts]
+        numbers: dict[str, int] = {}
+        self._tail = np.array([numbers.setdefault(tail, len(numbers)) for tail in tails], np.int64)
+
+    @staticmethod
+    def _marks(side: Side) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return per launch: first output, its size, first input, largest parameter."""
+        operands = np.arange(len(side.role))
+        owner = side.owner
+        inputs = (side.role == 0) & (side.index < PARAMETER_INDEX)
+        parameters = (side.role == 0) & (side.index >= PARAMETER_INDEX)
+        outputs = side.role > 0
+        found = []
+        for chosen in (outputs, inputs, parameters):
+            first = np.full(len(side), -1, np.int64)
+            first[owner[chosen][::-1]] = operands[chosen][::-1]
+            found.append(first)
+        output, entry, parameter = found
+        size = np.where(output >= 0, side.elements[output], -1) if len(operands) else output
+        return output, size, entry, parameter
+
+    def scores(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
+        """Return the evidence for every pair of rows and columns; negative: not one."""
+        a, b = self._a, self._b
+        size_a, size_b = self._outer[0][1][rows], self._outer[1][1][columns]
+        values = self._values(0, rows, columns)
+        score = values.copy()
+        score += 0.5 * self._values(2, rows, columns)
+        score += 0.75 * self._values(3, rows, columns)
+        types_a, types_b = a.type[rows][:, None], b.type[columns][None, :]
+        score += SAME_TYPE * ((types_a == types_b) & (types_a >= 0))
+        score += SAME_NAME * (a.name[rows][:, None] == b.name[columns][None, :])
+        tails_a, tails_b = self._tail[a.name[rows]], self._tail[b.name[columns]]
+        score += SAME_TAIL * (tails_a[:, None] == tails_b[None, :])
+        sized = (size_a[:, None] >= 0) & (size_b[None, :] >= 0)
+        score += OTHER_SIZE * (sized & (size_a[:, None] != size_b[None, :]))
+        score += OTHER_DEPTH * (self._leaf(a, rows)[:, None] != self._leaf(b, columns)[None, :])
+        apart = a.direction[rows][:, None] != b.direction[columns][None, :]
+        apart |= a.rank[rows][:, None] != b.rank[columns][None, :]
+        apart |= a.level[rows][:, None] != b.level[columns][None, :]
+        apart |= self._position[rows][:, None] != b.position[columns][None, :]
+        # A name that both sides use means the same on both, unless values say otherwise.
+        shared_a, shared_b = self._shared[a.name[rows]], self._shared[b.name[columns]]
+        other = a.name[rows][:, None] != b.name[columns][None, :]
+        apart |= other & (shared_a[:, None] | shared_b[None, :]) & (values < SAME_VALUE)
+        score[apart] = -1.0
+        return np.where(score >= ENOUGH, score, -1.0)
+
+    def same_role(self, rows: Ints, columns: Ints) -> Bools:
+        """Return where outputs, or weights and inputs, are the same by value."""
+        same: Bools = self._values(0, rows, columns) >= SAME_VALUE
+        fed = self._values(2, rows, columns) >= LIKE_VALUE
+        return same | (fed & (self._values(3, rows, columns) >= SAME_VALUE))
+
+    @staticmethod
+    def _leaf(side: Side, rows: Ints) -> Bools:
+        # A child is entered right after its parent.
+        after = np.minimum(rows + 1, len(side) - 1)
+        inside: Bools = side.parent[after] == rows
+        return ~inside
+
+    def _values(self, which: int, rows: Ints, columns: Ints) -> NDArray[np.float64]:
+        out = np.zeros((len(rows), len(columns)))
+        own_a, own_b = self._outer[0][which][rows], self._outer[1][which][columns]
+        print_a = np.where(own_a >= 0, self._a.print[own_a], -1) if len(self._a.print) else own_a
+        print_b = np.where(own_b >= 0, self._b.print[own_b], -1) if len(self._b.print) else own_b
+        at_a, at_b = np.flatnonzero(print_a >= 0), np.flatnonzero(print_b >= 0)
+        if not len(at_a) or not len(at_b):
+            return out
+        prints_a, prints_b = print_a[at_a], print_b[at_b]
+        cosine = cosines(self._a.prints, prints_a, self._b.prints, prints_b)
+        value = np.select(
+            [np.isnan(cosine), cosine > 0.99, cosine > 0.9, cosine > 0.5],
+            [0.0, SAME_VALUE, LIKE_VALUE, SOME_VALUE],
+            OTHER_VALUE,
+        )
+        hash_a, hash_b = self._a.prints.hash[prints_a], self._b.prints.hash[prints_b]
+        equal = (hash_a[:, None, :] == hash_b[None, :, :]).all(axis=2)
+        out[np.ix_(at_a, at_b)] = np.where(equal, SAME_BITS, value)
+        return out
+
+
+def _best_in_order(score: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Return the pairs in order, none crossing, with the largest sum of positive scores."""
+    rows, columns = score.shape
+    best = np.zeros((rows + 1, columns + 1))
+    for row in range(rows):
+        paired = best[row, :-1] + np.where(score[row] > 0, score[row], -np.inf)
+        best[row + 1, 1:] = np.maximum.accumulate(np.maximum(best[row, 1:], paired))
+    out = []
+    row, column = rows, columns
+    while row and column:
+        here = best[row, column]
+        if here == best[row - 1, column]:
+            row -= 1
+        elif here == best[row, column - 1]:
+            column -= 1
+        else:
+            out.append((row - 1, column - 1))
+            row, column = row - 1, column - 1
+    return out[::-1]
+
+
+def _learn_names(a: Side, b: Side, partner: Ints, found: Ints, names: Ints) -> bool:
+    """Note which names of the candidate are other names of the reference; return if any is new.
+
+    What one layer shows holds for the others: where names of two kinds belong together by value and
+    are equally many, they are paired in order, so that a fault in one layer pairs nothing wrongly.
+    """
+    pairs = np.stack([a.name[found], b.name[partner[found]]], axis=1)
+    renamed = pairs[pairs[:, 0] != pairs[:, 1]]
+    if not len(renamed):
+        return False
+    unique, count = np.unique(renamed, axis=0, return_counts=True)
+    for at in np.argsort(count, kind="stable"):
+        names[unique[at, 0]] = unique[at, 1]
+    _learn_kinds(a, b, partner, found, names)
+    return True
+
+
+def _learn_kinds(a: Side, b: Side, partner: Ints, found: Ints, names: Ints) -> None:
+    shared = np.intersect1d(a.name, b.name)
+    output_a, output_b = _first_outputs(a), _first_outputs(b)
+    ours, theirs = output_a[found], output_b[partner[found]]
+    rows = found[(ours >= 0) & (theirs >= 0)]
+    prints_a, prints_b = a.print[output_a[rows]], b.print[output_b[partner[rows]]]
+    seen = (prints_a >= 0) & (prints_b >= 0)
+    rows, prints_a, prints_b = rows[seen], prints_a[seen], prints_b[seen]
+    near = relative_distances(a.prints, prints_a, b.prints, prints_b) < NEAR
+    near &= a.prints.elements[prints_a] == b.prints.elements[prints_b]
+    rows = rows[near & ~np.isin(a.name[rows], shared)]
+    if not len(rows):
+        return
+    kinds = np.stack([a.kind[rows], b.kind[partner[rows]]], axis=1)
+    unique, count = np.unique(kinds, axis=0, return_counts=True)
+    order_a, order_b = _names_of_kinds(a), _names_of_kinds(b)
+    taken: set[int] = set()
+    for at in np.argsort(-count, kind="stable"):
+        one, two = int(unique[at, 0]), int(unique[at, 1])
+        if one in taken or len(order_a[one]) != len(order_b[two]):
+            continue
+        taken.add(one)
+        for mine, other in zip(order_a[one], order_b[two], strict=True):
+            names[mine] = other
+
+
+def _names_of_kinds(side: Side) -> dict[int, list[int]]:
+    """Return the names of each kind, in the order in which they first occur."""
+    numbers, first = np.unique(side.name, return_index=True)
+    out: dict[int, list[int]] = {}
+    for at in np.argsort(first, kind="stable"):
+        out.setdefault(int(side.kind[first[at]]), []).append(int(numbers[at]))
+    return out
+
+
+def _rescue(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> Bools:
+    """Pair what is out of order: by place, by a name with one choice in its call, by value."""
+    before = partner >= 0
+    _pair_by_place(a, b, position, names, partner)
+    _pair_by_name(a, b, position, names, partner)
+    if _pair_by_contents(a, b, position, names, partner):
+        _pair_by_name(a, b, position, names, partner)
+    return _out_of_order(partner, before)
+
+
+def _pair_by_name(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> None:
+    free_a = np.flatnonzero((partner < 0) & (position >= 0))
+    keys_a = hashed(a.rank, a.direction, position, names[a.name])
+    keys_b = hashed(b.rank, b.direction, b.position, b.name)
+    _join(keys_a, free_a, keys_b, _free(b, partner), partner)
+
+
+def _free(b: Side, partner: Ints) -> Ints:
+    free = np.ones(len(b), bool)
+    free[partner[partner >= 0]] = False
+    return np.flatnonzero(free)
+
+
+def _pair_by_contents(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> bool:
+    """Pair launches of one call whose outputs are the same by value, whatever their order."""
+    free_a = np.flatnonzero((partner < 0) & (position >= 0) & (a.direction == 0))
+    free_b = _free(b, partner)
+    if not len(free_a) or not len(free_b):
+        return False
+    call = int(position[free_a[0]])
+    rows = free_a[position[free_a] == call][: 4 * BAND]
+    columns = free_b[(b.position[free_b] == call) & (b.direction[free_b] == 0)][: 4 * BAND]
+    if not len(rows) or not len(columns):
+        return False
+    evidence = _Evidence(a, b, position)
+    score = np.where(evidence.same_role(rows, columns), evidence.scores(rows, columns), -1.0)
+    added = []
+    while score.size and score.max() > 0:
+        one, two = np.unravel_index(int(np.argmax(score)), score.shape)
+        partner[rows[one]] = columns[two]
+        added.append(int(rows[one]))
+        score[one, :] = score[:, two] = -1.0
+    return bool(added) and _learn_names(a, b, partner, np.array(added, np.int64), names)
+
+
+def _drop_unconfirmed(a: Side, b: Side, partner: Ints) -> None:
+    """Take back pairs of other names that no contents, weights or other layers confirm.
+
+    Calls of the root are paired by their number.
+    """
+    rows = np.flatnonzero(partner >= 0)
+    rows = rows[a.name[rows] != b.name[partner[rows]]]
+    rows = rows[(a.parent[rows] >= 0) | (b.parent[partner[rows]] >= 0)]
+    if not len(rows):
+        return
+    near = _near(a, b, rows, partner[rows], _first_outputs)
+    weighed = _near(a, b, rows, partner[rows], _first_parameters)
+    kinds = hashed(a.kind[rows], b.kind[partner[rows]])
+    confirmed = np.isin(kinds, kinds[near])
+    partner[rows[~(near | weighed | confirmed)]] = -1
+
+
+def _near(a: Side, b: Side, rows: Ints, others: Ints, marks: Callable[[Side], Ints]) -> Bools:
+    """Return where one operand of two launches is the same by value."""
+    out = np.zeros(len(rows), bool)
+    ours, theirs = marks(a)[rows], marks(b)[others]
+    at = np.flatnonzero((ours >= 0) & (theirs >= 0))
+    prints_a, prints_b = a.print[ours[at]], b.print[theirs[at]]
+    seen = (prints_a >= 0) & (prints_b >= 0)
+    at, prints_a, prints_b = at[seen], prints_a[seen], prints_b[seen]
+    same = a.prints.elements[prints_a] == b.prints.elements[prints_b]
+    out[at] = same & (relative_distances(a.prints, prints_a, b.prints, prints_b) < NEAR)
+    return out
+
+
+def _first_parameters(side: Side) -> Ints:
+    out = np.full(len(side), -1, np.int64)
+    at = np.flatnonzero((side.role == 0) & (side.index >= PARAMETER_INDEX))[::-1]
+    out[side.owner[at]] = at
+    return out
+
+
+def _out_of_order(partner: Ints, before: Bools) -> Bools:
+    """Return which of the pairs that came last cross others."""
+    base = np.where(before, partner, -1)
+    reached = np.concatenate([[-1], np.maximum.accumulate(base)[:-1]])
+    ahead = np.where(before, partner, np.iinfo(np.int64).max)
+    to_come = np.append(np.minimum.accumulate(ahead[::-1])[::-1][1:], np.iinfo(np.int64).max)
+    added = (partner >= 0) & ~before
+    out: Bools = added & ~((partner > reached) & (partner < to_come))
+    fitting = np.flatnonzero(added & ~out)
+    crossing = np.ones(len(fitting), bool)
+    crossing[longest_increasing(partner[fitting])] = False
+    out[fitting[crossing]] = True
+    return out
