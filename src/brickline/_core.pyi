@@ -1,7 +1,7 @@
 """Types of the native core. Names are those in C++; docs are where they are implemented."""
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,6 +31,7 @@ class Step:
 
 class BrickHandle:
     name: str
+    slot: int
     layer: int | None
     elements: int
     bytes: int
@@ -274,3 +275,71 @@ class HostLibrary:
 def dlpack_facts(
     capsule: object, /
 ) -> tuple[int, tuple[int, ...], tuple[int, ...] | None, int, int, int, int, int, bool]: ...
+
+def fingerprint(
+    address: int,
+    dtype: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    engine: int = 0,
+    /,
+) -> _Bytes: ...
+def fingerprint_engines() -> tuple[str, ...]: ...
+def launch_fingerprints(
+    function: int,
+    context: int,
+    stream: int,
+    scratch: int,
+    processors: int,
+    jobs: tuple[tuple[int, int, int, tuple[int, ...], tuple[int, ...] | None], ...],
+    /,
+) -> None: ...
+class CallBook:
+    def __init__(
+        self,
+        profiler: ProfilerCore,
+        ids: Iterator[int],
+        look: Callable[[Any, bool], _Bytes],
+        spread: Callable[[Any], list[Any]],
+        flush: Callable[[], None],
+        failed: Callable[[BaseException], None],
+        tensor: type,
+        parameter: type,
+        rank: int,
+        cpu: int,
+        cuda: int,
+        /,
+    ) -> None: ...
+    def begin(
+        self,
+        position: int,
+        trace: int,
+        step: int,
+        phase: int,
+        thread: int,
+        process: int,
+        fast: bool,
+        ordinals: dict[str, int],
+        /,
+    ) -> None: ...
+    def end(self) -> int: ...
+    def current(self) -> int: ...
+    def forget(self) -> None: ...
+
+def watch_call(
+    key: object,
+    function: Callable[..., Any],
+    brick: BrickHandle | None,
+    before: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, bool], Any] | None,
+    after: Callable[[Any, Any, bool], None] | None,
+    token: object,
+    opaque: bool,
+    fast: tuple[Any, ...] | None,
+    /,
+) -> None: ...
+def unwatch_call(key: object, /) -> bool: ...
+def is_watched(key: object, /) -> bool: ...
+def gate_calls(function: Callable[..., Any], found: Callable[[Any], None], /) -> None: ...
+def ungate_calls() -> bool: ...
+def set_frame_switch(switch: Callable[[Any], Any] | None, /) -> None: ...
+def watch_counts() -> tuple[int, int]: ...

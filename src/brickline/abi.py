@@ -189,6 +189,39 @@ _OPERAND = [
     ("strides", "<i8", (8,)),
 ]
 
+SKETCH_BUCKETS = 64
+STRIPES = 32
+FINGERPRINT_DIMENSIONS = 12
+FINGERPRINT_VERSION = 1
+
+_FINGERPRINT = [
+    ("hash", "<u8", (2,)),
+    ("sketch", "<f8", (SKETCH_BUCKETS,)),
+    ("rows", "<f4", (STRIPES,)),
+    ("columns", "<f4", (STRIPES,)),
+    ("l1", "<f8"),
+    ("l2", "<f8"),
+    ("total", "<f8"),
+    ("absmax", "<f8"),
+    ("minimum", "<f8"),
+    ("maximum", "<f8"),
+    ("elements", "<u8"),
+    ("nan_count", "<u8"),
+    ("inf_count", "<u8"),
+    ("first_nan", "<i8"),
+    ("first_inf", "<i8"),
+    ("nonfinite_hash", "<u8"),
+    ("zeros", "<u8"),
+    ("subnormals", "<u8"),
+    ("saturated", "<u8"),
+    ("dtype", "<u4"),
+    ("dimensions", "<u4"),
+    ("shape", "<i8", (FINGERPRINT_DIMENSIONS,)),
+    ("version", "<u4"),
+    ("reserved", "<u4"),
+]
+"""What is kept of one tensor: `FingerprintRow`."""
+
 _FACT = [("name", "<u4"), ("reserved", "<u4"), ("value", "<f8")]
 
 _LAYOUTS: dict[str, list[Any]] = {
@@ -199,6 +232,7 @@ _LAYOUTS: dict[str, list[Any]] = {
     "SLOT": _SLOT,
     "TRACE": _TRACE,
     "OPERAND": _OPERAND,
+    "FINGERPRINT": _FINGERPRINT,
     "FACT": _FACT,
 }
 

@@ -7,6 +7,7 @@
 #include "histogram.h"
 #include "host_library.h"
 #include "buffers.h"
+#include "call_book.h"
 #include "hot.h"
 #include "snapshot.h"
 
@@ -91,6 +92,13 @@ nb::dict snapshot_dict(const std::string& path) {
         tables[nb::int_(kind)] = nb::bytes(rows.data(), rows.size());
     }
     out["tables"] = tables;
+    nb::dict spans;
+    for (const auto& [kind, found] : snapshot.spans) {
+        nb::list places;
+        for (const Span& span : found) places.append(nb::make_tuple(span.offset, span.bytes));
+        spans[nb::int_(kind)] = places;
+    }
+    out["spans"] = spans;
     nb::list problems;
     for (const std::string& problem : snapshot.problems) problems.append(nb::str(problem.c_str()));
     out["problems"] = problems;
@@ -127,6 +135,7 @@ nb::dict layout() {
     out["TraceRow"] = sizeof(TraceRow);
     out["OperandRow"] = sizeof(OperandRow);
     out["FactRow"] = sizeof(FactRow);
+    out["FingerprintRow"] = sizeof(FingerprintRow);
     out["BinRow"] = sizeof(BinRow);
     nb::dict offsets;
 #define OFFSET(type, field) offsets[#type "." #field] = offsetof(type, field)
@@ -154,6 +163,11 @@ nb::dict layout() {
     OFFSET(OperandRow, shape);
     OFFSET(OperandRow, strides);
     OFFSET(FactRow, value);
+    OFFSET(FingerprintRow, sketch);
+    OFFSET(FingerprintRow, columns);
+    OFFSET(FingerprintRow, elements);
+    OFFSET(FingerprintRow, dtype);
+    OFFSET(FingerprintRow, shape);
 #undef OFFSET
     out["offsets"] = offsets;
     return out;
@@ -168,7 +182,8 @@ NB_MODULE(_core, module) {
     PyObject* self = module.ptr();
     if (hot::intern_argument_names() || hot::ready_handle_type(self) || hot::ready_timer_type(self) ||
         hot::ready_step_type(self) || hot::ready_profiler_type(self) ||
-        hot::ready_buffer_type(self) || hot::ready_launcher_type(self)) {
+        hot::ready_buffer_type(self) || hot::ready_launcher_type(self) || hot::ready_fingerprints(self) ||
+        hot::ready_call_book_type(self) || hot::ready_forwards(self)) {
         throw nb::python_error();
     }
     g_spool_error = PyErr_NewException("brickline._core.SpoolError", nullptr, nullptr);

@@ -185,6 +185,7 @@ PyObject* handle_get(PyObject* self, void* field) {
         case 2: return PyLong_FromUnsignedLongLong(handle_elements(handle));
         case 3: return PyLong_FromUnsignedLongLong(handle->work.bytes_in);
         case 4: return PyFloat_FromDouble(handle->work.flops);
+        case 6: return PyLong_FromUnsignedLong(handle->slot);
         default: return Py_NewRef(reinterpret_cast<PyObject*>(handle->profiler));
     }
 }
@@ -196,6 +197,7 @@ PyGetSetDef handle_fields[] = {
     {"bytes", handle_get, nullptr, "Bytes moved per entry, as declared.", reinterpret_cast<void*>(3)},
     {"flops", handle_get, nullptr, "Operations per entry, as declared.", reinterpret_cast<void*>(4)},
     {"profiler", handle_get, nullptr, "The profiler it records into.", reinterpret_cast<void*>(5)},
+    {"slot", handle_get, nullptr, "Its number among the slots of the run.", reinterpret_cast<void*>(6)},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 // ----------------------------------------------------------------------------- decorated functions
@@ -328,6 +330,9 @@ PyMethodDef handle_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
+
+bool enter_handle(HandleObject* handle) { return enter(handle); }
+bool exit_handle(HandleObject* handle) { return exit(handle); }
 
 HandleObject* handle_for(ProfilerObject* profiler, uint32_t brick, int32_t layer) {
     std::vector<HandleObject*>& handles = profiler->state->bricks[brick].by_layer;

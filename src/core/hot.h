@@ -242,7 +242,13 @@ bool guarded(Call&& call) {
     return false;
 }
 
+// One entry of a handle's brick. False with an exception set.
+bool enter_handle(HandleObject* handle);
+bool exit_handle(HandleObject* handle);
+
 int ready_handle_type(PyObject* module);
+int ready_forwards(PyObject* module);
+int ready_fingerprints(PyObject* module);
 int ready_timer_type(PyObject* module);
 int ready_step_type(PyObject* module);
 int ready_profiler_type(PyObject* module);

@@ -24,7 +24,7 @@
 // reader that finds `journal_bytes` > 0 puts the old contents back and folds [tail, head) itself.
 #pragma once
 
-#include <stdint.h>
+#include "brickline/platform.h"  // integers of fixed width, for NVRTC too
 
 namespace brickline {
 
@@ -282,6 +282,41 @@ struct OperandRow {            // one tensor of one trace
     int64_t strides[8];        // in elements
 };
 static_assert(sizeof(OperandRow) == 176);
+
+// What is kept of one tensor: the table `Fingerprint`, and what a device writes. fingerprint.h says
+// what each field is.
+constexpr uint32_t SKETCH_BUCKETS = 64;
+constexpr uint32_t STRIPES = 32;
+constexpr uint32_t FINGERPRINT_DIMENSIONS = 12;
+constexpr uint32_t FINGERPRINT_VERSION = 1;
+
+struct FingerprintRow {
+    uint64_t hash[2];
+    double sketch[SKETCH_BUCKETS];
+    float rows[STRIPES];
+    float columns[STRIPES];
+    double l1;
+    double l2;
+    double total;
+    double absmax;
+    double minimum;
+    double maximum;
+    uint64_t elements;
+    uint64_t nan_count;
+    uint64_t inf_count;
+    int64_t first_nan;         // -1: none
+    int64_t first_inf;
+    uint64_t nonfinite_hash;
+    uint64_t zeros;
+    uint64_t subnormals;
+    uint64_t saturated;
+    uint32_t dtype;            // code of the element type, 0: no fingerprint
+    uint32_t dimensions;
+    int64_t shape[FINGERPRINT_DIMENSIONS];
+    uint32_t version;
+    uint32_t reserved;
+};
+static_assert(sizeof(FingerprintRow) == 1016);
 
 struct StringRow {             // followed by `bytes` of UTF-8, padded to 8
     uint32_t id;

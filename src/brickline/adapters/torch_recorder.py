@@ -1,0 +1,553 @@
+"""The recorder: calls of modules become traces, entries of bricks and steps of a run.
+
+It watches the `forward` of every site and hears of each call before and after. Owns positions,
+ordinals and the nesting of calls in each thread; tensors are the ledger's matter, gradients and
+ops have modules of their own. It never raises into the model: what fails is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brickline import _core
+from brickline.adapters.recording import RecordOptions
+from brickline.adapters.torch_gradients import Gradients
+from brickline.adapters.torch_keeping import Keeper
+from brickline.adapters.torch_ops import OpMode
+from brickline.adapters.torch_rows import TRACE, Rows
+from brickline.adapters.torch_sites import (
+    PARAMETER_INDEX,
+    Site,
+    forward_of,
+    name_of,
+    sites_of,
+)
+from brickline.adapters.torch_tensors import Known, Ledger, flatten
+from brickline.errors import BricklineError
+from brickline.profiler import BrickProfiler
+
+
+class Place:
+    """One call of a root: its position, and how often each name occurred in it."""
+
+    __slots__ = ("ordinals", "phase", "position", "step", "thread")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.ordinals: dict[str, int] = {}
+        self.step = self.phase = 0
+        """As the profiler counts them."""
+        self.thread = 0
+
+
+class Root:
+    """A recorded model."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.model = model
+        self.name = name
+        self.calls = count()
+        self.latest = Place(0)
+        self.keys: list[Any] = []
+
+
+class Call:
+    """A module's call that is under way."""
+
+    __slots__ = (
+        "enters",
+        "gradients",
+        "inputs",
+        "known",
+        "operands",
+        "ordinal",
+        "parent",
+        "place",
+        "site",
+        "start_ns",
+        "step",
+        "trace",
+    )
+
+    def __init__(self, site: Site, place: Place, parent: int) -> None:
+        self.site = site
+        self.place = place
+        self.parent = parent
+        self.trace = parent  # its own number, where it is recorded
+        self.ordinal = 0
+        self.operands: list[bytes] = []
+        """Pieces of its operands' rows."""
+        self.inputs: list[Tensor] = []
+        self.known: list[Known] = []
+        """What its inputs and then its parameters are."""
+        self.gradients: Any = None
+        self.start_ns = 0
+        self.step: Any = None
+        self.enters = False
+
+
+class ThreadState(threading.local):
+    """The calls that one thread has open."""
+
+    def __init__(self) -> None:
+        self.stack: list[Call] = []
+        self.places: dict[int, Place] = {}
+        self.observing = False
+
+
+class Recorder:
+    """Records models into the run of one profiler.
+
+    Args:
+        profiler: An enabled one; it is closed with the recorder.
+        options: What is recorded.
+    """
+
+    def __init__(self, profiler: BrickProfiler, options: RecordOptions) -> None:
+        self.profiler = profiler
+        self.options = options
+        self.unobserved: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.state = ThreadState()
+        self.roots: list[Root] = []
+        run = profiler.path
+        keeper = Keeper(run if run is not None else Path(), options.tensors, self.unobserved)
+        self.rows = Rows(profiler)
+        self.ledger = Ledger(profiler.traces, self.rows, self.unobserved, keeper)
+        self.gradients = Gradients(profiler, self.ledger, self.counts, self.state)
+        self._ops = OpMode(self) if options.level == "op" else None
+        self._on_cuda = self._is_awake = False
+        self._counts_before = _core.watch_counts()
+        self._facts: dict[str, Any] | None = None
+        self._now = profiler._now_ns
+        self._reserve = profiler.traces.reserve
+        self._process = os.getpid()
+        self.module_calls = 0
+        self._book = _core.CallBook(
+            profiler,
+            profiler.traces._ids,
+            self._look,
+            self._spread,
+            self.ledger.flush,
+            self._failed,
+            Tensor,
+            nn.Parameter,
+            profiler._rank,
+            self.rows.string("CPU"),
+            self.rows.string("CUDA"),
+        )
+        self._may_go_fast = options.level == "module" and options.tensors == "none"
+        _core.set_frame_switch(torch._C._dynamo.eval_frame.set_eval_frame)
+        if self._ops is not None:
+            self._ops.enter()
+
+    # ------------------------------------------------------------------------------ what is watched
+
+    def attach(self, model: nn.Module, prefix: str = "") -> Root:
+        """Watch the modules of a model."""
+        root = Root(model, prefix or name_of(model))
+        self.roots.append(root)
+        self._on_cuda = self._on_cuda or torch.cuda.is_available()
+        for site in sites_of(model, self.options, prefix):
+            site.root = root
+            found = forward_of(site.module)
+            if found is None:
+                self.unobserved["modules whose forward is no Python function"] += 1
+                continue
+            site.name_id = self.rows.string(site.name)
+            site.params_id = self.rows.string(site.params)
+            self._watch(root, site, *found)
+        return root
+
+    def _watch(self, root: Root, site: Site, key: Any, function: Any) -> None:
+        brick = None
+        if site.recorded:
+            layer = site.layer if site.layer >= 0 else None
+            brick = self.profiler.brick(site.brick, layer=layer)
+            site.slot = brick.slot
+        before: Any = None
+        after: Any = None
+        if self.options.fingerprints:
+            before, after = self._before, self._after
+        elif site.is_root:
+            before, after = self._begin_root, self._end_root
+        try:
+            _core.watch_call(
+                key, function, brick, before, after, site, site.is_compiled, self._fast(site)
+            )
+        except BricklineError as error:
+            self.unobserved[f"modules that could not be watched ({error})"] += 1
+            return
+        root.keys.append(key)
+
+    def _fast(self, site: Site) -> tuple[Any, ...] | None:
+        """Return what the native book needs to write a site's calls; None: Python writes them."""
+        if not self.options.fingerprints or site.is_root or site.is_compiled:
+            return None
+        return (
+            self._book,
+            site.name,
+            site.name_id,
+            site.params_id,
+            self.rows.string(raised(site.params)),
+            site.slot,
+            site.layer,
+            *site.tensors,
+            site.mutates,
+        )
+
+    def _look(self, tensor: Tensor, weight: bool) -> bytes:
+        return self.ledger.known_weight(tensor).input if weight else self.ledger.row(tensor)
+
+    def _spread(self, value: Any) -> list[Tensor]:
+        found: list[Tensor] = []
+        flatten(value, found, self.unobserved)
+        return found
+
+    def _failed(self, error: BaseException) -> None:
+        self.unobserved[f"tensors of a call ({type(error).__name__}: {error})"] += 1
+
+    def detach(self, root: Root) -> None:
+        """Watch a model no more."""
+        for key in root.keys:
+            _core.unwatch_call(key)
+        root.keys.clear()
+
+    def close(self) -> None:
+        """Watch nothing more, write what is still to come, note the facts and close the run."""
+        if self._facts is not None:
+            return
+        for root in self.roots:
+            self.detach(root)
+        if self._ops is not None:
+            self._ops.exit()
+        self.gradients.close()
+        self.rows.flush()
+        try:
+            self.ledger.drain()
+        finally:
+            self._facts = self.facts()
+            writer = self.profiler._writer
+            if writer is not None:
+                writer.note(recording=self._facts)
+            self.profiler.close()
+
+    # ---------------------------------------------------------------------------- calls, time alone
+
+    def _begin_root(self, site: Site, args: Any, kwargs: Any, compiled: bool) -> Any:
+        """Begin a step; give False where the call is not to be recorded."""
+        place = self._place(site)
+        if place is None:
+            return False
+        call = Call(site, place, 0)
+        self.state.stack.append(call)
+        self.counts["root calls"] += 1
+        call.step = self._begin_step(args, kwargs)
+        return call
+
+    def _end_root(self, call: Call, result: Any, failed: bool) -> None:
+        self._pop(call)
+        if self._facts is None:
+            call.step.__exit__(None, None, None)
+
+    def _place(self, site: Site) -> Place | None:
+        """Return where in the run a call of a root is; None where it is not to be recorded."""
+        root: Root = site.root
+        if any(call.site.root is root for call in self.state.stack):
+            return self.state.places[id(root)]
+        if self._is_capturing():
+            self.unobserved["calls during the capture of a CUDA graph"] += 1
+            return None
+        place = Place(next(root.calls))
+        if not self.options.wants(place.position):
+            self.counts["calls of the model left out by steps="] += 1
+            return None
+        self.state.places[id(root)] = root.latest = place
+        return place
+
+    def _begin_step(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        self._process = os.getpid()  # another one after a fork
+        tokens, phase = tokens_of(args, kwargs)
+        step = self.profiler.step(tokens=tokens, phase=phase)
+        step.__enter__()
+        return step
+
+    def _is_capturing(self) -> bool:
+        if not self._on_cuda:
+            return False
+        self._is_awake = self._is_awake or torch.cuda.is_initialized()
+        return self._is_awake and bool(torch._C._cuda_isCurrentStreamCapturing())
+
+    def _pop(self, call: Call) -> None:
+        stack = self.state.stack
+        while stack and stack.pop() is not call:
+            pass  # an inner call that another thread's recording left behind
+
+    # --------------------------------------------------------------------- calls, with fingerprints
+
+    def _before(self, site: Site, args: Any, kwargs: Any, compiled: bool) -> Any:
+        if self._facts is not None:  # closed by another thread meanwhile
+            return None
+        state = self.state
+        stack = state.stack
+        is_outermost = site.is_root and not any(call.site.root is site.root for call in stack)
+        if is_outermost:
+            found = self._place(site)
+            if found is None:
+                return False
+            place = found
+            self.counts["root calls"] += 1
+            self.ledger.begin_step()
+        else:
+            if self._is_capturing():
+                self.unobserved["calls during the capture of a CUDA graph"] += 1
+                return False
+            if stack and stack[-1].site.root is site.root:
+                place = stack[-1].place
+            else:
+                place = state.places.get(id(site.root)) or site.root.latest
+                if not stack and not self.options.wants(place.position):
+                    return False
+        call = Call(site, place, self._book.current() or (stack[-1].trace if stack else 0))
+        if is_outermost:
+            call.step = self._begin_step(args, kwargs)
+            where = self.profiler._where()
+            place.step, place.phase = where["step"], where["phase"]
+            place.thread = threading.get_native_id()
+        if site.recorded:
+            state.observing = True
+            try:
+                self._observe_inputs(call, args, kwargs)
+            except Exception as error:  # never the model's problem
+                self.unobserved[f"inputs of a call ({type(error).__name__}: {error})"] += 1
+            state.observing = False
+        if self._ops is not None:
+            call.enters = is_outermost and self._ops.enter()
+            if compiled or site.is_compiled:
+                self._ops.leave()
+        stack.append(call)
+        if is_outermost:
+            fast = self._may_go_fast and not torch.is_grad_enabled()
+            self._book.begin(
+                place.position,
+                call.trace,
+                place.step,
+                place.phase,
+                place.thread,
+                self._process,
+                fast,
+                place.ordinals,
+            )
+        call.start_ns = self._now()
+        return call
+
+    def _observe_inputs(self, call: Call, args: Any, kwargs: Any) -> None:
+        site, ledger, known, rows = call.site, self.ledger, call.known, call.operands
+        call.trace = trace = self._reserve()
+        prefix = trace.to_bytes(8, "little")
+        ordinals = call.place.ordinals
+        call.ordinal = ordinal = ordinals.get(site.name, 0)
+        ordinals[site.name] = ordinal + 1
+        inputs = call.inputs
+        for each in args:
+            if type(each) is Tensor:
+                inputs.append(each)
+            else:
+                flatten(each, inputs, self.unobserved)
+        if kwargs:
+            flatten(kwargs, inputs, self.unobserved)
+        for index, tensor in enumerate(inputs):
+            found = ledger.known(tensor)
+            known.append(found)
+            rows += (prefix, found.row(0, index) if index else found.input)
+        index = PARAMETER_INDEX
+        # Buffers are looked at in every step: batch norm writes to its own uncounted.
+        for own, look in zip(site.tensors, (ledger.known_weight, ledger.known), strict=True):
+            for tensor in own.values():
+                if tensor is None:
+                    continue
+                found = look(tensor)
+                known.append(found)
+                rows += (prefix, found.row(0, index))
+                index += 1
+        if site.mutates:
+            ledger.flush()
+        if torch.is_grad_enabled():
+            self.gradients.begin(call, self._weights_of(site), self.state.stack)
+
+    def _weights_of(self, site: Site) -> list[Tensor]:
+        return [each for own in site.tensors for each in own.values() if each is not None]
+
+    def _after(self, call: Call, result: Any, failed: bool) -> None:
+        written = self._book.end() if call.step is not None else 0
+        if self._facts is not None:
+            self._pop(call)
+            return
+        end_ns = self._now()
+        self.module_calls += written
+        self.profiler.traces.write_rows(written, b"", b"")
+        self._pop(call)
+        site = call.site
+        if self._ops is not None:
+            self._ops.come_back()
+        if site.recorded:
+            self.state.observing = True
+            try:
+                self._observe_outputs(call, result, failed, end_ns)
+            except Exception as error:  # never the model's problem
+                self.unobserved[f"outputs of a call ({type(error).__name__}: {error})"] += 1
+            self.state.observing = False
+        if call.enters and self._ops is not None:
+            self._ops.exit()
+        if call.step is not None:
+            call.step.__exit__(None, None, None)
+            self.ledger.end_step()
+            self.rows.flush()
+        call.inputs, call.operands, call.known = [], [], []  # its gradients may hold it for long
+
+    def _observe_outputs(self, call: Call, result: Any, failed: bool, end_ns: int) -> None:
+        site, place, ledger, rows = call.site, call.place, self.ledger, call.operands
+        outputs: list[Tensor] = []
+        if type(result) is Tensor:
+            outputs.append(result)
+        else:
+            flatten(result, outputs, self.unobserved)
+        prefix = call.trace.to_bytes(8, "little")
+        made = []
+        for index, tensor in enumerate(outputs):
+            found = ledger.known(tensor)
+            made.append(found)
+            rows += (prefix, found.row(1, index) if index else found.output)
+        shown = outputs[0] if outputs else call.inputs[0] if call.inputs else None
+        is_cuda = shown is not None and shown.is_cuda
+        if shown is not None and not (is_cuda or shown.is_cpu):
+            site.backend = shown.device.type.upper()
+        else:
+            site.backend = "CUDA" if is_cuda else "CPU"
+        self.module_calls += 1
+        row = TRACE.pack(
+            call.trace,
+            call.parent,
+            0,
+            0,
+            1,
+            0 if is_cuda else 1,
+            call.start_ns,
+            -1 if is_cuda else call.start_ns,
+            -1 if is_cuda else end_ns,
+            -1,
+            0,
+            0,
+            site.name_id,
+            site.slot,
+            site.layer,
+            place.position,
+            call.ordinal,
+            self.profiler._rank,
+            self._process,
+            place.thread,
+            shown.get_device() if is_cuda and shown is not None else -1,
+            place.step,
+            0,
+            -1,
+            -1,
+            self.rows.string(raised(site.params)) if failed else site.params_id,
+            self.rows.string(site.backend),
+            place.phase,
+            0,
+            0,
+            0,
+        )
+        self.rows.add(row, rows)
+        if call.gradients is not None:
+            self.gradients.end(call.gradients, outputs)
+        keeper = ledger.keeper
+        if keeper.keeps_suspects:
+            tensors = [*call.inputs, *self._weights_of(site)]
+            inputs = [(k.fingerprint, t) for k, t in zip(call.known, tensors, strict=True)]
+            made_of = [(k.fingerprint, t) for k, t in zip(made, outputs, strict=True)]
+            keeper.called(call.trace, call.parent, inputs, made_of, named=site.named)
+
+    # ---------------------------------------------------------------------------- what was recorded
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was recorded and what could not be, for the manifest."""
+        if self._facts is not None:
+            return self._facts
+        aside, unknown = (
+            now - before
+            for now, before in zip(_core.watch_counts(), self._counts_before, strict=True)
+        )
+        unobserved = dict(self.unobserved)
+        modules = {"module calls": self.module_calls} if self.module_calls else {}
+        if aside:
+            unobserved["calls inside compiled modules, captured graphs or steps left out"] = aside
+        if unknown:
+            unobserved["calls of modules that are no part of the model"] = unknown
+        return {
+            "level": self.options.level,
+            "model": ", ".join(root.name for root in self.roots),
+            "fingerprints": self.options.fingerprints,
+            "tensors": self.options.tensors,
+            "include": list(self.options.include),
+            "exclude": list(self.options.exclude),
+            "steps": None if self.options.steps is None else sorted(self.options.steps),
+            "counts": dict(self.counts) | modules,
+            "fingerprints_taken": self.ledger.fingerprints,
+            "tensors_saved": self.ledger.keeper.saved,
+            "unobserved": unobserved,
+        }
+
+
+def raised(params: str) -> str:
+    """Return a trace's params with the word that the call raised."""
+    return f'{params[:-1]}, "raised": true}}'
+
+
+def tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, str]:
+    """Return how many tokens a call of a model processes, and its phase.
+
+    The first tensor of integers with a dimension is taken for token ids: one to a row is decoding.
+    A model without one has neither.
+    """
+    for value in (*args, *(kwargs or {}).values()):
+        if isinstance(value, Tensor) and value.dim() and value.dtype in (torch.int64, torch.int32):
+            return value.numel(), "decode" if value.shape[-1] == 1 else "prefill"
+    return 0, "forward"
+
+
+def summary_text(facts: dict[str, Any], path: Path) -> str:
+    """Return facts of a recording as text for people."""
+    counts = facts["counts"]
+    calls = counts.get("root calls", 0)
+    lines = [f"{facts['model']} · {calls} {'call' if calls == 1 else 'calls'} · {path}"]
+    recorded = [
+        f"{counts[name]} {name}"
+        for name in ("module calls", "op calls", "backward calls")
+        if counts.get(name)
+    ]
+    if facts["fingerprints"]:
+        recorded.append(f"{facts['fingerprints_taken']} fingerprints")
+    if facts["tensors_saved"]:
+        recorded.append(f"{facts['tensors_saved']} tensors saved")
+    lines.append("Recorded: " + (", ".join(recorded) or "time alone") + ".")
+    if not calls:
+        lines.append(
+            "The model was never called here: call it inside the `with` block; where it is called "
+            "through torch.compile, record what torch.compile returned."
+        )
+    left_out = counts.get("calls of the model left out by steps=")
+    if left_out:
+        lines.append(f"Left out by steps=: {left_out} calls of the model.")
+    if facts["unobserved"]:
+        lines.append("Not observed:")
+        lines += [f"  {number} {reason}" for reason, number in sorted(facts["unobserved"].items())]
+    return "\n".join(lines)
