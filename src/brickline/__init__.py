@@ -17,14 +17,20 @@ from brickline.tiles import TileLevel
 from brickline.traces import KernelTrace
 
 if TYPE_CHECKING:
+    from brickline.adapters.recording import record
     from brickline.buffers import Buffer, as_buffer
     from brickline.cache import CachedKernel, KernelCache
+    from brickline.checker import check
+    from brickline.checksums import DivergenceInfo, KernelChecksum, fnv1a_f32
+    from brickline.comparison.comparing import compare
     from brickline.device.base import open_device
+    from brickline.fingerprints import Fingerprint, distance, fingerprint
     from brickline.kernel import Kernel
     from brickline.kernel_arguments import Access, Param, Scalar
     from brickline.profile import Profile
     from brickline.profile_rows import TileStats
     from brickline.stats import BrickBottleneck, BrickStats, CategoryStats
+    from brickline.verdicts import DivergenceReport, Finding, Verdict
 
 __all__ = [
     "Access",
@@ -37,9 +43,14 @@ __all__ = [
     "Buffer",
     "CachedKernel",
     "CategoryStats",
+    "DivergenceInfo",
+    "DivergenceReport",
     "ExecutionGraph",
+    "Finding",
+    "Fingerprint",
     "Kernel",
     "KernelCache",
+    "KernelChecksum",
     "KernelTrace",
     "Param",
     "Profile",
@@ -49,9 +60,15 @@ __all__ = [
     "SyncMode",
     "TileLevel",
     "TileStats",
+    "Verdict",
     "as_buffer",
     "check",
+    "compare",
+    "distance",
+    "fingerprint",
+    "fnv1a_f32",
     "open_device",
+    "record",
 ]
 
 _LATER = {
@@ -61,15 +78,26 @@ _LATER = {
     "Buffer": "brickline.buffers",
     "CachedKernel": "brickline.cache",
     "CategoryStats": "brickline.stats",
+    "DivergenceInfo": "brickline.checksums",
+    "DivergenceReport": "brickline.verdicts",
+    "Finding": "brickline.verdicts",
+    "Fingerprint": "brickline.fingerprints",
     "Kernel": "brickline.kernel",
     "KernelCache": "brickline.cache",
+    "KernelChecksum": "brickline.checksums",
     "Param": "brickline.kernel_arguments",
     "Profile": "brickline.profile",
     "Scalar": "brickline.kernel_arguments",
     "TileStats": "brickline.profile_rows",
+    "Verdict": "brickline.verdicts",
     "as_buffer": "brickline.buffers",
     "check": "brickline.checker",
+    "compare": "brickline.comparison.comparing",
+    "distance": "brickline.fingerprints",
+    "fingerprint": "brickline.fingerprints",
+    "fnv1a_f32": "brickline.checksums",
     "open_device": "brickline.device.base",
+    "record": "brickline.adapters.recording",
 }
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from brickline.errors import UsageError
+from brickline.kernel import Kernel
 from brickline.verdicts import DivergenceReport
 
 Progress = Callable[[int, int | None, str], None]
+_NO_REFERENCE = ("reference", None)
 
 
 def check(
@@ -38,8 +40,8 @@ def check(
         kwargs: Keyword arguments that go with `args`.
         accept: Differences that are intended: a path of a TOML file, or its entries.
         progress: Called with calls done, calls in all if known, and a word.
-        repro: Directory for scripts that show each culprit alone. Default: a directory of its own
-            in the user's state directory.
+        repro: Directory for scripts that show each culprit alone; False for none, which saves the
+            seconds that running each in a fresh process takes. Default: a temporary directory.
 
     Raises:
         UsageError: if there is nothing to call, or torch is missing.
@@ -77,14 +79,12 @@ def _checked_arguments(
     drive: Callable[[Any], Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> None:
-    if not callable(candidate):
-        raise UsageError(
-            f"candidate: expected a torch.nn.Module or a callable, got {type(candidate).__name__}"
-        )
-    if reference is not None and not callable(reference):
-        raise UsageError(
-            f"reference: expected a torch.nn.Module or a callable, got {type(reference).__name__}"
-        )
+    for role, given in (("candidate", candidate), ("reference", reference)):
+        if not (callable(given) or isinstance(given, Kernel) or (role, given) == _NO_REFERENCE):
+            raise UsageError(
+                f"{role}: expected a torch.nn.Module, a callable on tensors or a brickline.Kernel, "
+                f"got {type(given).__name__}"
+            )
     if drive is not None and (args or kwargs):
         raise UsageError(
             "expected either arguments or drive=, got both; with drive= the driver makes the calls"

@@ -116,7 +116,12 @@ struct Avx512Lanes {
             sum_a = _mm512_add_epi64(sum_a, _mm512_mul_epu32(t, odd));
             sum_b = _mm512_add_epi64(sum_b, _mm512_mul_epu32(t, crossed));
         }
-        a = uint64_t(_mm512_reduce_add_epi64(sum_a)), b = uint64_t(_mm512_reduce_add_epi64(sum_b));
+        a = total(sum_a), b = total(sum_b);
+    }
+    BRICKLINE_OP uint64_t total(__m512i sum) {  // modulo 2^64; the header's own adds signed numbers
+        alignas(64) uint64_t lane[8];
+        _mm512_store_si512(lane, sum);
+        return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
     }
 };
 

@@ -4,60 +4,97 @@
 namespace brickline::fingerprint {
 namespace {
 
-struct PlainLanes {
-    struct Doubles {
-        double lane[LANES];
-    };
+// 1 or -1 for each of four bits.
+struct alignas(64) SignTable {
+    double sign[16][QUAD];
+    constexpr SignTable() : sign() {
+        for (int bits = 0; bits < 16; ++bits)
+            for (int k = 0; k < QUAD; ++k) sign[bits][k] = bits >> k & 1 ? -1.0 : 1.0;
+    }
+};
+constexpr SignTable SIGNS;
 
-    static Doubles zero() { return {}; }
+struct PlainLanes {
+    // Two lanes at a time are what every machine has; the compiler's own type keeps them in registers.
+    typedef double Pair __attribute__((vector_size(16)));
+    typedef int64_t Bits __attribute__((vector_size(16)));
+    static constexpr int PAIRS = LANES / 2;
+    struct Doubles {
+        Pair pair[PAIRS];
+    };
+#define BRICKLINE_OP static inline __attribute__((always_inline))
+
+    BRICKLINE_OP Doubles zero() { return {}; }
     template <class Value>
-    static Doubles load(const Value* from) {
+    BRICKLINE_OP Doubles load(const Value* from) {
         Doubles to;
-        for (int k = 0; k < LANES; ++k) to.lane[k] = from[k];
+        for (int k = 0; k < PAIRS; ++k) to.pair[k] = Pair{double(from[2 * k]), double(from[2 * k + 1])};
         return to;
     }
-    static void store(double* to, const Doubles& from) { std::memcpy(to, from.lane, sizeof(from)); }
+    BRICKLINE_OP void store(double* to, const Doubles& from) { std::memcpy(to, &from, sizeof(from)); }
     template <int TURN>
-    static Doubles turned(const Doubles& value) {
+    BRICKLINE_OP Doubles turned(const Doubles& value) {
         Doubles to;
-        for (int k = 0; k < LANES; ++k) to.lane[k] = value.lane[k ^ TURN];
+        for (int k = 0; k < PAIRS; ++k) {
+            const Pair from = value.pair[k ^ TURN / 2];
+            if constexpr (TURN % 2) to.pair[k] = Pair{from[1], from[0]};
+            else to.pair[k] = from;
+        }
         return to;
     }
-    static Doubles add(Doubles a, const Doubles& b) {
-        for (int k = 0; k < LANES; ++k) a.lane[k] += b.lane[k];
+    BRICKLINE_OP Doubles add(Doubles a, const Doubles& b) {
+        for (int k = 0; k < PAIRS; ++k) a.pair[k] += b.pair[k];
         return a;
     }
-    static Doubles add_square(Doubles a, const Doubles& b) {
-        for (int k = 0; k < LANES; ++k) a.lane[k] += b.lane[k] * b.lane[k];
+    BRICKLINE_OP Doubles add_square(Doubles a, const Doubles& b) {
+        for (int k = 0; k < PAIRS; ++k) a.pair[k] += b.pair[k] * b.pair[k];
         return a;
     }
-    static Doubles add_signed(Doubles a, const Doubles& b, uint32_t signs) {
-        for (int k = 0; k < LANES; ++k) a.lane[k] += signs >> k & 1 ? -b.lane[k] : b.lane[k];
+    BRICKLINE_OP Doubles add_signed(Doubles a, const Doubles& b, uint32_t signs) {
+        for (int k = 0; k < PAIRS; ++k) {
+            Pair sign;
+            std::memcpy(&sign, SIGNS.sign[signs >> (k / 2 * QUAD) & 15] + k % 2 * 2, sizeof(sign));
+            a.pair[k] += b.pair[k] * sign;
+        }
         return a;
     }
-    static Doubles magnitude(Doubles a) {
-        for (double& each : a.lane) each = __builtin_fabs(each);
+    BRICKLINE_OP Doubles magnitude(Doubles a) {
+        for (int k = 0; k < PAIRS; ++k) a.pair[k] = Pair(Bits(a.pair[k]) & INT64_MAX);
         return a;
     }
-    static double total(const Doubles& a) {
-        return ((a.lane[0] + a.lane[4]) + (a.lane[2] + a.lane[6])) +
-               ((a.lane[1] + a.lane[5]) + (a.lane[3] + a.lane[7]));
+    BRICKLINE_OP double total(const Doubles& a) {
+        const Pair sum = (a.pair[0] + a.pair[2]) + (a.pair[1] + a.pair[3]);
+        return sum[0] + sum[1];
     }
 
     template <class Value>
     struct Extremes {
-        Value low, high, small;
-        explicit Extremes(const Value* x) : low(x[0]), high(x[0]), small(Value(__builtin_fabs(x[0]))) {}
+        // By the compiler's own vectors of 16 bytes: a plain loop over comparisons stays scalar.
+        static constexpr int WIDTH = 16 / sizeof(Value);
+        typedef Value Part __attribute__((vector_size(16)));
+        Part low, high, small;
+
+        explicit Extremes(const Value* x) {
+            low = high = Part{} + x[0];
+            small = low < 0 ? -low : low;
+        }
         void add_line(const Value* x) {
-            for (int k = 0; k < LINE; ++k) {
-                const Value size = x[k] < 0 ? -x[k] : x[k];
-                low = x[k] < low ? x[k] : low;
-                high = x[k] > high ? x[k] : high;
+            for (int k = 0; k < LINE; k += WIDTH) {
+                Part value;
+                std::memcpy(&value, x + k, sizeof(value));
+                const Part size = value < 0 ? -value : value;
+                low = value < low ? value : low;
+                high = value > high ? value : high;
                 small = size < small ? size : small;
             }
         }
         void get(Value& minimum, Value& maximum, Value& smallest) const {
-            minimum = low, maximum = high, smallest = small;
+            minimum = low[0], maximum = high[0], smallest = small[0];
+            for (int k = 1; k < WIDTH; ++k) {
+                minimum = low[k] < minimum ? low[k] : minimum;
+                maximum = high[k] > maximum ? high[k] : maximum;
+                smallest = small[k] < smallest ? small[k] : smallest;
+            }
         }
     };
 
@@ -100,6 +137,7 @@ struct PlainLanes {
         a = sum_a, b = sum_b;
     }
 };
+#undef BRICKLINE_OP
 
 }  // namespace
 

@@ -17,7 +17,7 @@ import torch
 
 from brickline.checking.blaming import blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
-from brickline.checking.pairing import Pairing, precision
+from brickline.checking.pairing import Pairing, is_boundary, precision
 from brickline.checking.performance import Operation, Performance, Recording, Value
 from brickline.checking.segments import modules_of, segment_of
 from brickline.checking.sides import Call, Side
@@ -62,7 +62,7 @@ class Rerun:
             keep=keep,
             views=keep,
             listener=listener,
-            parameters=self.parameters,
+            parameters=self.side.parameters,
         )
         ready = self.call.copied(wide=wide)
         with torch.no_grad(), performance.performing():
@@ -198,7 +198,9 @@ def _repeats(fact: Fact, again: _Again) -> bool:
     return ratios.z > CULPRIT_LIMIT
 
 
-def _is_rounding(fact: Fact, segment: list[Value], logic: _Logic, again: _Again) -> bool:
+def _is_rounding(
+    fact: Fact, segment: list[Value], logic: _Logic, again: _Again, work: torch.dtype
+) -> bool:
     ours = logic.found.get(fact.key)
     exact = fact.exact
     if ours is None or exact is None or ours.shape != exact.shape:
@@ -226,3 +228,19 @@ def _is_coarse(fact: Fact, segment: list[Value], work: torch.dtype) -> bool:
     return any(
         value.narrowest is not None and precision(value.narrowest) < fine for value in segment
     )
+
+
+def unstable_values(recording: Recording, rerun: Rerun) -> int:
+    """Run the candidate against itself; return how many values are not the same again."""
+    count = 0
+
+    def listener(value: Value, operation: Operation | None) -> None:
+        nonlocal count
+        kept = recording.by_key.get(value.key)
+        if kept is None or kept.tensor.shape != value.tensor.shape or not is_boundary(value.key):
+            return
+        if not torch.equal(kept.tensor, value.tensor):
+            count += not torch.equal(kept.tensor.nan_to_num(), value.tensor.nan_to_num())
+
+    _performed(rerun, listener)
+    return count

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from brickline.accept import apply_accepted, load_accepted
+from brickline.checking.alone import check_alone
+from brickline.checking.causes import explain
+from brickline.checking.evidence import Evidence
+from brickline.checking.kernels import as_callable
+from brickline.checking.repro import write_repro
 from brickline.checking.session import Progress, Session
-from brickline.checking.writing import report_of
-from brickline.verdicts import DivergenceReport
+from brickline.checking.writing import report_of, worded
+from brickline.kernel import Kernel
+from brickline.verdicts import GUILTY, DivergenceReport, Finding
+
+EXPLAINED = 8
+"""Culprits whose cause is looked for; the rest are listed."""
+WRITTEN = 3
+"""Culprits for which a repro is written."""
 
 
 def conduct(
@@ -20,10 +38,94 @@ def conduct(
     repro: Any = None,
 ) -> DivergenceReport:
     """Check a candidate and report."""
+    accepted = load_accepted(accept)
+    if isinstance(candidate, Kernel):
+        candidate = as_callable(candidate)
+    if isinstance(reference, Kernel):
+        reference = as_callable(reference)
+    if reference is None:
+        report = check_alone(candidate, drive=drive, progress=progress, repro=repro)
+    else:
+        report = _against(candidate, reference, drive, progress, repro)
+    return apply_accepted(report, accepted) if accepted else report
+
+
+def _against(
+    candidate: Any,
+    reference: Any,
+    drive: Callable[[Any], Any],
+    progress: Progress | None,
+    repro: Any,
+) -> DivergenceReport:
     session = Session(candidate, reference, progress=progress)
     failure: BaseException | None = None
     try:
         session.drive(drive)
     except (Exception, KeyboardInterrupt) as error:
         failure = error
-    return report_of(session, failure)
+    report = report_of(session, failure)
+    if not session.evidence:
+        return report
+    named = {session.candidate.stage.display(path): each for path, each in session.evidence.items()}
+    return worded(replace(report, findings=_explained(report.findings, named, repro, progress)))
+
+
+def _explained(
+    findings: tuple[Finding, ...],
+    evidence: dict[str, Evidence],
+    repro: Any,
+    progress: Progress | None,
+) -> tuple[Finding, ...]:
+    made: list[Finding] = []
+    directory = _Directory(repro)
+    for number, finding in enumerate(findings):
+        kept = evidence.get(finding.name)
+        wanted = finding.verdict in GUILTY and finding.direction == "forward"
+        if kept is None or not wanted or number >= EXPLAINED:
+            made.append(finding)
+            continue
+        if progress is not None:
+            progress(number, len(findings), f"explaining {finding.name}")
+        finding = _with_cause(finding, kept)
+        if number < WRITTEN and repro is not False:
+            finding = _with_repro(finding, kept, directory)
+        made.append(finding)
+    return tuple(made)
+
+
+def _with_cause(finding: Finding, evidence: Evidence) -> Finding:
+    with torch.no_grad():
+        found = explain(evidence)
+    facts = {**finding.evidence, **found.facts}
+    return replace(finding, cause=found.cause, where=found.where, evidence=facts)
+
+
+def _with_repro(finding: Finding, evidence: Evidence, directory: _Directory) -> Finding:
+    if evidence.module is None:
+        reason = "no repro: the reference has no module of this name to hold it against"
+        return replace(finding, reason=finding.reason or reason)
+    try:
+        made = write_repro(evidence, directory.path(), z=finding.z)
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        return replace(finding, reason=f"no repro: {error}")
+    if made.path is None:
+        return replace(finding, reason=f"no repro: {made.reason}")
+    return replace(finding, repro=str(made.path))
+
+
+class _Directory:
+    """Where repros go: made when the first one is written."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._made: Path | None = None
+
+    def path(self) -> Path:
+        if self._made is None:
+            if self._given is not None:
+                self._made = Path(self._given)
+                self._made.mkdir(parents=True, exist_ok=True)
+            else:
+                self._made = Path(tempfile.mkdtemp(prefix="brickline-repro-"))
+                os.chmod(self._made, 0o700)
+        return self._made

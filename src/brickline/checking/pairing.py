@@ -154,4 +154,9 @@ def _programs(recording: Recording) -> dict[tuple[str, int], list[str]]:
 
 def roots_of(recording: Recording) -> list[Value]:
     """Return the values that the root returns."""
-    return [each for each in recording.values if each.key.op == OUTPUT and not each.key.path]
+    return [each for each in recording.values if is_end(each.key)]
+
+
+def is_end(key: Key) -> bool:
+    """Whether it is what the root returns."""
+    return key.op == OUTPUT and not key.path

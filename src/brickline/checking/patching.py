@@ -7,15 +7,16 @@ distance of its final output to the reference's is taken before and after.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from brickline.checking.arbitration import Rerun
 from brickline.checking.facts import Fact
-from brickline.checking.pairing import Pairing, roots_of
+from brickline.checking.pairing import Pairing, is_end, roots_of
 from brickline.checking.performance import Operation, Recording, Value
-from brickline.checking.stage import ARGUMENT, Key
+from brickline.checking.stage import Key
 
 
 @dataclass
@@ -36,20 +37,26 @@ class Shares:
             return None
         if math.isinf(self.final):
             return 1.0 if math.isfinite(left) else 0.0
-        return max(0.0, min(1.0, 1.0 - left / self.final))
+        # Rounding stays when a culprit is repaired; only what is beyond it can go away.
+        floor = min(self.floor or 0.0, self.final)
+        excess = self.final**2 - floor**2
+        if excess <= 0:
+            return 0.0
+        return max(0.0, min(1.0, (self.final**2 - max(left, floor) ** 2) / excess))
 
 
 def final_errors(
     recording: Recording,
-    exact: Recording,
-    clean: Recording,
+    exact: Mapping[Key, torch.Tensor],
+    clean: Mapping[Key, torch.Tensor],
     guilty: list[Fact],
-    pairing: Pairing,
     rerun: Rerun,
 ) -> Shares:
     """Repair each guilty module by itself and measure what is left."""
-    wanted = _outputs(exact)
-    shares = Shares(_distance(_outputs(recording), wanted), _distance(_outputs(clean), wanted))
+    wanted = _floating(exact)
+    shares = Shares(
+        _distance(_outputs(recording), wanted), _distance(_floating(clean), wanted)
+    )
     if shares.final is None:
         return shares
     for path in dict.fromkeys(each.modules[0] for each in guilty if each.modules):
@@ -92,12 +99,58 @@ def _repaired_distance(
     return _distance(outputs, wanted)
 
 
+class Free:
+    """Listener of a reference that runs by itself: keeps its ends, and how far apart the sides are.
+
+    Holds no other value, so that a large model needs no second set of activations.
+    """
+
+    def __init__(self, recording: Recording, pairing: Pairing) -> None:
+        self.ends: dict[Key, torch.Tensor] = {}
+        self.distances: dict[Key, float] = {}
+        """Relative L2 of the candidate's values to the reference's, by the candidate's key."""
+        self._recording = recording
+        self._pairing = pairing
+
+    def __call__(self, value: Value, operation: Operation | None) -> None:
+        """Look at one value."""
+        if is_end(value.key):
+            self.ends[value.key] = value.tensor.detach().clone()
+        partner = self._pairing.partners.get(value.key)
+        if partner is None or not value.tensor.dtype.is_floating_point:
+            return
+        for part in partner.parts:
+            ours = self._recording.by_key.get(part.key)
+            mine = None if ours is None else part.ours(ours.tensor, value.tensor.shape)
+            right = part.theirs(value.tensor)
+            if mine is None or mine.shape != right.shape:
+                continue
+            distance = _distance({value.key: mine}, {value.key: right})
+            if distance is not None:
+                self.distances[part.key] = distance
+
+
+def shape_differences(recording: Recording, free: Mapping[Key, torch.Tensor]) -> list[str]:
+    """Say where the two sides return other shapes, or one returns more."""
+    ours = {each.key: tuple(each.tensor.shape) for each in roots_of(recording)}
+    theirs = {key: tuple(tensor.shape) for key, tensor in free.items()}
+    found = []
+    for key in dict.fromkeys((*ours, *theirs)):
+        left, right = ours.get(key, "nothing"), theirs.get(key, "nothing")
+        if left != right:
+            found.append(
+                f"output {key.out}: the candidate returns {left}, the reference {right}; "
+                "they cannot be compared"
+            )
+    return found
+
+
 def _outputs(recording: Recording) -> dict[Key, torch.Tensor]:
-    return {
-        each.key: each.tensor
-        for each in roots_of(recording)
-        if each.tensor.dtype.is_floating_point and not each.key.op.startswith(ARGUMENT)
-    }
+    return _floating({each.key: each.tensor for each in roots_of(recording)})
+
+
+def _floating(ends: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    return {key: tensor for key, tensor in ends.items() if tensor.dtype.is_floating_point}
 
 
 def _distance(ours: dict[Key, torch.Tensor], theirs: dict[Key, torch.Tensor]) -> float | None:

@@ -77,10 +77,10 @@ class Value:
     narrowest: torch.dtype | None = None
     """The coarsest floating dtype among its direct inputs."""
     view: bool = False
-    caller: str = ""
-    """Of what a module is called with: the path of the module that calls it."""
     custom: bool = False
     """Made by an operation that is not PyTorch's own."""
+    caller: str = ""
+    """Of what a module is called with: the path of the module that calls it."""
 
 
 @dataclass(slots=True)
@@ -442,7 +442,7 @@ def _flat(value: Any) -> list[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage().data_ptr()
+        return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
         return id(tensor)
 

@@ -16,15 +16,18 @@ from typing import Any
 import torch
 
 from brickline.checking.alignment import align
-from brickline.checking.arbitration import Rerun, arbitrate
+from brickline.checking.arbitration import Rerun, arbitrate, unstable_values
+from brickline.checking.backward import BackwardWatch
+from brickline.checking.evidence import Evidence
 from brickline.checking.facts import Fact
 from brickline.checking.forcing import Clean, Exact, arguments_written, perform
+from brickline.checking.gathering import gather
 from brickline.checking.pairing import Pairing
-from brickline.checking.patching import Shares, final_errors
+from brickline.checking.patching import Free, Shares, final_errors, shape_differences
 from brickline.checking.performance import Performance, Recording
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
-from brickline.checking.stage import is_compiled
+from brickline.checking.stage import Key, is_compiled
 
 MAX_GUESSES = 24
 """How many guessed partners are tried for one call."""
@@ -45,6 +48,12 @@ class Position:
     unpaired: int = 0
     problem: str | None = None
     """Why the reference could not be asked."""
+    unstable: int = 0
+    """Values that differ between two executions of the candidate."""
+    ends_compared: bool = False
+    """Whether what the call returns was held against something."""
+    propagated: dict[Key, float] = field(default_factory=dict)
+    """Relative L2 of the candidate's values to those of the reference left to itself."""
 
 
 class Session:
@@ -55,10 +64,11 @@ class Session:
         self.reference = Side(in_dtype_of(reference, candidate))
         self.positions: list[Position] = []
         self.notes: list[str] = []
-        self.evidence: dict[str, tuple[Fact, Call, int]] = {}
+        self.evidence: dict[str, Evidence] = {}
         self._progress = progress
         self._pairings: dict[int, Pairing] = {}
         self._compiled = is_compiled(candidate)
+        self.backward = BackwardWatch(self.candidate, self.reference)
         self.dtype = working_dtype(candidate)
 
     def drive(self, drive: Callable[[Any], Any]) -> Any:
@@ -66,6 +76,7 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(self.candidate.stage.following())
             stack.enter_context(self.reference.stage.following())
+            stack.enter_context(self.backward.following())
             root = self.candidate.root
             if not isinstance(root, torch.nn.Module):
                 return drive(functools.partial(self._call, root))
@@ -76,9 +87,21 @@ class Session:
             self._original = original
             self._had = had
             try:
-                return drive(root)
+                output = drive(root)
             finally:
                 self._unwrap()
+            if not self.positions:
+                self._drive_whole(drive)
+            return output
+
+    def _drive_whole(self, drive: Callable[[Any], Any]) -> None:
+        """Take the drive for the call, where it does not call the root but parts of it."""
+        self.notes.append(
+            "the drive does not call the model itself, so the whole drive counts as one call"
+        )
+        ours, theirs = self.candidate, self.reference
+        ours.entry = theirs.entry = drive
+        self._call(functools.partial(drive, ours.root))
 
     def _unwrap(self) -> None:
         if self._had is None:
@@ -88,6 +111,7 @@ class Session:
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         number = len(self.positions)
+        function = self.backward.followed(function, number)
         call = Call.taken(args, kwargs)
         before, dice = State(self.candidate.root), RandomState()
         performance = Performance(
@@ -131,13 +155,17 @@ class Session:
             state.restore()
             position.problem = f"the reference cannot run this call: {_words(error)}"
             return
+        rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
         try:
             facts, after = self._held(pairing, recording, call, state)
+            if not position.number:
+                position.unstable = unstable_values(recording, rerun)
+                self._look_at_the_end(position, recording, pairing, rerun, state)
             if pairing.guesses and any(each.suspicious for each in facts):
                 pairing, facts = self._best(pairing, facts, recording, call, state)
             position.facts = facts
+            position.ends_compared = any(not each.reference_key.path for each in facts)
             if any(each.suspicious for each in facts):
-                rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
                 self._accuse(position, recording, pairing, rerun, call, state)
             after.restore()
         except Exception as error:
@@ -173,7 +201,35 @@ class Session:
     def _plain_root(self) -> Callable[..., Any]:
         """Return the candidate's root as it is without this session."""
         root = self.candidate.root
-        return self._original if isinstance(root, torch.nn.Module) else root
+        if self.candidate.entry is not None:
+            return functools.partial(self.candidate.entry, root)
+        plain: Callable[..., Any] = (
+            self._original if isinstance(root, torch.nn.Module) else root
+        )
+        return plain
+
+    def _look_at_the_end(
+        self,
+        position: Position,
+        recording: Recording,
+        pairing: Pairing,
+        rerun: Rerun,
+        state: State,
+    ) -> None:
+        """Let the reference run by itself once, and see how far apart the two sides end."""
+        state.restore()
+        free = Free(recording, pairing)
+        perform(self.reference, rerun.call, wide=True, keep=False, listener=free)
+        state.restore()
+        rough = Free(recording, pairing)
+        perform(self.reference, rerun.call, keep=False, listener=rough)
+        position.shares = final_errors(
+            recording, free.ends, rough.ends, position.culprits, rerun
+        )
+        position.propagated = free.distances
+        for note in shape_differences(recording, free.ends):
+            if note not in self.notes:
+                self.notes.append(note)
 
     def _accuse(
         self,
@@ -188,19 +244,15 @@ class Session:
         if not guilty:
             return
         position.culprits = guilty
-        known = set(self.evidence)
-        fresh = [each for each in guilty if each.modules and each.modules[0] not in known]
+        fresh = {each.modules[0]: each for each in reversed(guilty)}
+        fresh = {path: each for path, each in fresh.items() if path not in self.evidence}
         if fresh:
+            self._look_at_the_end(position, recording, pairing, rerun, state)
+        for path, fact in fresh.items():
             state.restore()
-            free = perform(self.reference, call, wide=True)
-            state.restore()
-            rough = perform(self.reference, call)
-            position.shares = final_errors(recording, free, rough, guilty, pairing, rerun)
-        for each in fresh:
-            self.evidence.setdefault(each.modules[0], (each, call, position.number))
+            self.evidence[path] = gather(fact, path, call, self.candidate, self.reference, rerun)
         for each in position.facts:
-            if each not in fresh:
-                each.release()
+            each.release()
 
     def _pairing(self, recording: Recording, call: Call, state: State) -> Pairing:
         signature = hash(tuple(each.key for each in recording.values))

@@ -7,7 +7,7 @@ so that what is compared is arithmetic on the same numbers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,11 @@ class Side:
         self.stage = Stage(root)
         self.device = device_of(root)
         self.parameters = parameters_by_storage(root)
+        self.entry: Callable[[Any], Any] | None = None
+        """What runs the root, where it is not called itself."""
 
     def run(self, call: Call) -> Any:
         """Call the root."""
+        if self.entry is not None:
+            return self.entry(self.root)
         return self.root(*call.args, **call.kwargs)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+
+from brickline.adapters.torch_sites import brick_of
+from brickline.checking.backward_writing import backward_findings, backward_rows
 from brickline.checking.facts import Fact
 from brickline.checking.session import Position, Session
-from brickline.checking.stage import layer_of
+from brickline.checking.stage import INPUT, layer_of
 from brickline.verdicts import (
+    GUILTY,
     Coverage,
     DivergenceReport,
     Finding,
@@ -18,91 +25,281 @@ from brickline.verdicts import (
     VerdictTable,
 )
 
+WATCHED = 5
+"""How many values above the clean limit are listed as findings."""
+
 
 def report_of(session: Session, failure: BaseException | None = None) -> DivergenceReport:
     """Write the report of a session, also of one that ended early."""
-    findings = _findings(session)
-    table = _table(session)
-    coverage = _coverage(session, failure)
-    guilty = [each for each in findings if each.verdict is Verdict.CULPRIT]
-    if guilty:
-        status = Status.DIVERGED
-    elif failure is None and coverage.complete:
-        status = Status.MATCHED
-    else:
-        status = Status.INCONCLUSIVE
-    return DivergenceReport(
-        status=status,
+    writer = _Writer(session)
+    findings = writer.findings()
+    table = writer.table()
+    coverage = writer.coverage(failure)
+    shares = next((each.shares for each in session.positions if each.culprits), None)
+    if shares is None:
+        shares = next((each.shares for each in session.positions if each.shares), None)
+    report = DivergenceReport(
+        status=_status(findings, coverage, failure),
         candidate=session.candidate.stage.name,
         reference=session.reference.stage.name,
         findings=tuple(findings),
         verdicts=table,
         coverage=coverage,
+        noise_floor=None if shares is None else shares.floor,
+        final_error=None if shares is None else shares.final,
         kernels_compared=len(table),
+        circumstances=tuple(session.notes),
     )
+    return worded(report)
 
 
-def _findings(session: Session) -> list[Finding]:
-    groups: dict[str, list[tuple[Position, Fact]]] = defaultdict(list)
-    for position in session.positions:
-        for fact in position.culprits:
-            groups[fact.modules[0]].append((position, fact))
-    findings = [_finding(session, path, facts) for path, facts in groups.items()]
-    return sorted(findings, key=lambda each: -(each.share or 0.0))
+def _status(findings: list[Finding], coverage: Coverage, failure: BaseException | None) -> Status:
+    if any(each.verdict in GUILTY for each in findings):
+        return Status.DIVERGED
+    if any(each.verdict is Verdict.UNKNOWN for each in findings):
+        return Status.INCONCLUSIVE
+    return Status.MATCHED if failure is None and coverage.complete else Status.INCONCLUSIVE
 
 
-def _finding(session: Session, path: str, facts: list[tuple[Position, Fact]]) -> Finding:
-    position, first = facts[0]
-    here = [fact for each, fact in facts if each is position]
-    worst = max(here, key=lambda each: each.ratios.z)
-    shares = position.shares
-    return Finding(
-        name=session.candidate.stage.display(path),
-        verdict=Verdict.CULPRIT,
-        layer_idx=layer_of(path),
-        position=position.number,
-        ordinal=first.key.call,
-        op=first.key.op,
-        z=worst.ratios.z,
-        local_error=worst.ratios.relative_l2,
-        share=None if shares is None else shares.share(path),
-        reference_name=session.reference.stage.display(first.reference_key.path),
-    )
+class _Writer:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._bricks: dict[str, str | None] = {}
 
+    def brick(self, path: str) -> str | None:
+        """Return the brick that a module is."""
+        if path not in self._bricks:
+            module = self.session.candidate.stage.modules.get(path)
+            found: Any = None
+            if isinstance(module, torch.nn.Module):
+                found = brick_of(path, module, {})
+            self._bricks[path] = None if found is None else str(found)
+        return self._bricks[path]
 
-def _table(session: Session) -> VerdictTable:
-    table = VerdictTable()
-    for position in session.positions:
-        for fact in position.facts:
-            table.append(
-                VerdictRow(
-                    session.candidate.stage.display(fact.key.path),
-                    session.reference.stage.display(fact.reference_key.path),
-                    layer_of(fact.key.path),
-                    position.number,
-                    fact.key.call,
-                    "forward",
-                    None,
-                    fact.key.op,
-                    fact.verdict,
-                    fact.ratios.z,
-                    fact.ratios.relative_l2,
-                    None,
+    def findings(self) -> list[Finding]:
+        """Return culprits by their share, then what is worth watching."""
+        groups: dict[str, list[tuple[Position, Fact]]] = defaultdict(list)
+        watched: list[tuple[Position, Fact]] = []
+        for position in self.session.positions:
+            for fact in position.culprits:
+                groups[fact.modules[0]].append((position, fact))
+            watched += [(position, each) for each in position.facts if each.verdict in _LISTED]
+        guilty = [self._culprit(path, facts) for path, facts in groups.items()]
+        guilty.sort(key=lambda each: (-(each.share or 0.0), each.position or 0))
+        guilty += backward_findings(self.session.backward, self.brick)
+        watched.sort(key=lambda each: -each[1].ratios.z)
+        return guilty + [self._watched(*each) for each in watched[:WATCHED]]
+
+    def _culprit(self, path: str, facts: list[tuple[Position, Fact]]) -> Finding:
+        position, first = facts[0]
+        here = [fact for each, fact in facts if each is position]
+        worst = max(here, key=lambda each: each.ratios.z)
+        origin = any(each.ratios.nonfinite for each in here)
+        shares = position.shares
+        stage = self.session.candidate.stage
+        return Finding(
+            name=stage.display(path),
+            verdict=Verdict.NONFINITE_ORIGIN if origin else Verdict.CULPRIT,
+            layer_idx=layer_of(path),
+            position=position.number,
+            ordinal=first.key.call if first.key.path == path else 0,
+            brick=self.brick(path),
+            op=_op(first),
+            z=worst.ratios.z,
+            local_error=worst.ratios.relative_l2,
+            propagated_error=position.propagated.get(worst.key),
+            share=None if shares is None else shares.share(path),
+            reference_name=self.session.reference.stage.display(first.reference_key.path),
+            evidence={
+                "element": worst.ratios.element,
+                "rmse": worst.ratios.rmse,
+                "bias": worst.ratios.bias,
+                "largest_error": worst.ratios.largest,
+                "rmse_actual": worst.ratios.rmse_actual,
+                "rmse_clean": worst.ratios.rmse_clean,
+                "nonfinite": worst.ratios.nonfinite,
+                "dtype": str(worst.dtype).removeprefix("torch."),
+                "shape": list(worst.shape),
+                "values_wrong": len(here),
+                "positions_wrong": len({each.number for each, _ in facts}),
+                "repaired_to": None if shares is None else shares.repaired.get(path),
+                "alternatives": [stage.display(each) for each in worst.modules[1:]],
+            },
+        )
+
+    def _watched(self, position: Position, fact: Fact) -> Finding:
+        path = fact.modules[0] if fact.modules else fact.key.path
+        return Finding(
+            name=self.session.candidate.stage.display(path),
+            verdict=fact.verdict,
+            layer_idx=layer_of(path),
+            position=position.number,
+            ordinal=fact.key.call,
+            brick=self.brick(path),
+            op=_op(fact),
+            z=fact.ratios.z,
+            local_error=fact.ratios.relative_l2,
+            reason=_REASONS.get(fact.verdict),
+        )
+
+    def table(self) -> VerdictTable:
+        """Return a row for every pair, in order of execution."""
+        table = VerdictTable()
+        stage, other = self.session.candidate.stage, self.session.reference.stage
+        for position in self.session.positions:
+            for fact in position.facts:
+                path = fact.modules[0] if fact.verdict in GUILTY else fact.key.path
+                table.append(
+                    VerdictRow(
+                        stage.display(path),
+                        other.display(fact.reference_key.path),
+                        layer_of(path),
+                        position.number,
+                        fact.key.call,
+                        "forward",
+                        self.brick(path),
+                        fact.key.op,
+                        _row_verdict(fact, position.propagated),
+                        fact.ratios.z,
+                        fact.ratios.relative_l2,
+                        position.propagated.get(fact.key),
+                    )
                 )
-            )
-    return table
+        for row in backward_rows(self.session.backward, self.brick):
+            table.append(row)
+        return table
+
+    def coverage(self, failure: BaseException | None) -> Coverage:
+        """Return how much was seen, and what was not."""
+        notes: list[str] = []
+        positions = self.session.positions
+        for position in positions:
+            if position.problem:
+                notes.append(f"call {position.number}: {position.problem}")
+        if failure is not None:
+            kind = type(failure).__name__
+            words = str(failure).strip().splitlines()
+            notes.append(f"the run ended early: {kind}: {words[0] if words else ''}")
+        if not positions:
+            notes.append("the candidate was never called; call it in drive=, or give arguments")
+        unstable = sum(each.unstable for each in positions)
+        if unstable:
+            notes.append(f"{unstable} values are not the same when the candidate runs again")
+        if any(not each.facts and not each.problem for each in positions):
+            notes.append("nothing of some calls could be compared")
+        total = sum(each.values for each in positions)
+        compared = sum(each.values for each in positions if each.ends_compared and not each.problem)
+        return Coverage(compared, total, tuple(dict.fromkeys(notes)))
 
 
-def _coverage(session: Session, failure: BaseException | None) -> Coverage:
-    notes: list[str] = []
-    for position in session.positions:
-        if position.problem:
-            notes.append(f"call {position.number}: {position.problem}")
-    if failure is not None:
-        notes.append(f"the run ended early: {type(failure).__name__}: {failure}")
-    total = sum(each.values for each in session.positions)
-    compared = sum(each.values for each in session.positions if each.facts)
-    return Coverage(compared, total, tuple(notes))
+_LISTED = frozenset({Verdict.WATCH, Verdict.NONDETERMINISTIC, Verdict.UNKNOWN})
+_REASONS: Mapping[Verdict, str] = {
+    Verdict.WATCH: "more than the clean limit, less than twice it",
+    Verdict.NONDETERMINISTIC: "two executions of the candidate differ by as much",
+    Verdict.UNKNOWN: "several modules had a hand in it and none stands out",
+}
 
 
-def _unused(_: Any) -> None: ...
+def _op(fact: Fact) -> str:
+    return "what it is called with" if fact.key.op == INPUT else fact.key.op
+
+
+def _row_verdict(fact: Fact, propagated: Mapping[Any, float]) -> Verdict:
+    """Tell an error that came with the inputs from none at all."""
+    if fact.verdict not in (Verdict.IDENTICAL, Verdict.ROUNDING):
+        return fact.verdict
+    came = propagated.get(fact.key)
+    if came is None or not fact.dtype.is_floating_point:
+        return fact.verdict
+    unit = torch.finfo(fact.dtype).eps
+    return Verdict.PROPAGATED if came > 100 * unit and came > 1e-5 else fact.verdict
+
+
+def worded(report: DivergenceReport) -> DivergenceReport:
+    """Return the report with its headline and the chain of whys."""
+    guilty = [each for each in report.findings if each.verdict in GUILTY]
+    if guilty:
+        return replace(report, headline=_guilty_line(guilty), whys=_whys(report, guilty[0]))
+    if report.status is Status.MATCHED:
+        return replace(report, headline=_matched_line(report), whys=_matched_whys(report))
+    return replace(report, headline=_open_line(report))
+
+
+def _guilty_line(guilty: list[Finding]) -> str:
+    top = guilty[0]
+    when = f" from call {top.position} on" if top.position else ""
+    what = f": {top.cause}" if top.cause else ""
+    share = ""
+    if top.share is not None and top.share > 0.005:
+        share = f"; repairing it removes {_percent(top.share)} of the final difference"
+    more = f" ({len(guilty) - 1} more)" if len(guilty) > 1 else ""
+    backward = " in its backward pass" if top.direction == "backward" else ""
+    return f"{top.name} is wrong{backward}{when}{what}{share}{more}"
+
+
+def _percent(share: float) -> str:
+    for digits in (0, 1, 2, 3):
+        text = f"{100 * share:.{digits}f}"
+        if float(text) < 100 or digits == 3:
+            return f"{text} %"
+    return "100 %"
+
+
+def _whys(report: DivergenceReport, top: Finding) -> tuple[str, ...]:
+    lines: list[str] = []
+    if report.final_error is not None:
+        floor = report.noise_floor
+        lines.append(
+            f"the output of call {top.position} differs by {report.final_error:.2g} "
+            "(relative L2)" + ("" if floor is None else f"; rounding alone makes {floor:.2g}")
+        )
+    if top.z is not None and top.local_error is not None:
+        held = top.reference_name or "float64"
+        lines.append(
+            f"on its own inputs {top.name} is {top.local_error:.2g} away from {held} in float64: "
+            f"z {top.z:.3g}, where 1 is the most that rounding makes"
+        )
+    counts = report.verdicts.counts()
+    clean = sum(counts.get(each, 0) for each in ("identical", "rounding", "propagated"))
+    if clean:
+        lines.append(f"{clean} of {len(report.verdicts)} values are right on their own inputs")
+    left = top.evidence.get("repaired_to")
+    if top.share is not None and left is not None:
+        lines.append(f"with its value repaired the output differs by {left:.2g}")
+    if top.where:
+        lines.append(f"where: {top.where}")
+    return tuple(lines)
+
+
+def _matched_line(report: DivergenceReport) -> str:
+    counts = report.verdicts.counts()
+    same = counts.get("identical", 0)
+    return (
+        f"all {len(report.verdicts)} values are identical or within rounding "
+        f"({same} bit for bit the reference's)"
+    )
+
+
+def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
+    worst = max(report.verdicts, key=lambda each: each.z or 0.0, default=None)
+    lines = []
+    if worst is not None and worst.z:
+        lines.append(f"the largest z is {worst.z:.2g}, at {worst.name}; 1 is the clean limit")
+    if report.final_error is not None and report.noise_floor is not None:
+        lines.append(
+            f"the first output differs by {report.final_error:.2g}; rounding makes "
+            f"{report.noise_floor:.2g}"
+        )
+    return tuple(lines)
+
+
+def _open_line(report: DivergenceReport) -> str:
+    for each in report.findings:
+        if each.verdict is Verdict.UNKNOWN:
+            return f"something is wrong at or before {each.name}; no single module stands out"
+    for note in report.circumstances:
+        if note.startswith("output "):
+            return f"not shown either way: {note}"
+    if report.coverage.notes:
+        return f"not shown either way: {report.coverage.notes[0]}"
+    return "not shown either way: nothing could be compared"

@@ -1,0 +1,455 @@
+"""What backward does in the candidate, module call by module call.
+
+`Capture` follows the candidate's modules while gradients are enabled and keeps of each call a
+`Visit`: what it was called with, what it returned, and for each backward pass the gradients that
+arrived at its outputs and those that it gave for its inputs and its own parameters. Inputs and
+parameters are handed to the call as aliases, so that a gradient is that of this call alone.
+Knows nothing of the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from brickline.checking.sides import Call
+from brickline.checking.snapshot import RandomState, snapshot, tensors_in
+from brickline.checking.stage import Stage, is_compiled
+
+
+@dataclass(eq=False)
+class Gradients:
+    """What one backward pass brought to one call."""
+
+    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By the number of the tensor among the floating-point outputs."""
+    inputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By the number of the tensor among the floating-point inputs."""
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By the name of the module's own parameter."""
+
+
+@dataclass(eq=False)
+class Autocast:
+    """Which devices' operations were cast to a lower precision, and to which."""
+
+    dtypes: dict[str, torch.dtype]
+
+    @classmethod
+    def taken(cls) -> Autocast:
+        """Return what holds now."""
+        kinds = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+        return cls(
+            {
+                kind: torch.get_autocast_dtype(kind)
+                for kind in kinds
+                if torch.is_autocast_enabled(kind)
+            }
+        )
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Cast in the same way as long as this lasts."""
+        with ExitStack() as stack:
+            for kind, dtype in self.dtypes.items():
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            yield
+
+
+@dataclass(eq=False)
+class Visit:
+    """One call of one module of the candidate."""
+
+    path: str
+    call: int
+    position: int
+    module: Any
+    given: Call
+    """Its arguments, as they were before it ran."""
+    random: RandomState
+    autocast: Autocast
+    random_after: RandomState | None = None
+    returned: Any = None
+    """What it returned, copied."""
+    children: list[Visit] = field(default_factory=list)
+    aliases: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    """While it runs: the inputs that need a gradient, and how often they had been written."""
+    inputs: set[int] = field(default_factory=set)
+    """Numbers of the inputs that need a gradient."""
+    outputs: set[int] = field(default_factory=set)
+    """Numbers of the outputs that a gradient can arrive at."""
+    gradients: dict[int, Gradients] = field(default_factory=dict)
+    """By backward pass."""
+    hidden: bool = False
+    """Whether gradients pass by what it is called with and returns."""
+    recorded: int | None = None
+    """The backward pass that was itself recorded: later ones are no plain ones."""
+    written: set[int] = field(default_factory=set)
+    """Inputs that the call wrote over: their gradients are not seen."""
+
+    def known(self, task: int) -> bool:
+        """Whether all that it gave back in a backward pass was seen."""
+        return not (self.hidden or self.written) and (task in self.gradients)
+
+
+@dataclass(eq=False)
+class Pass:
+    """One backward pass: which calls it went through, and what parameters got in all."""
+
+    visits: dict[int, Visit] = field(default_factory=dict)
+    totals: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Gradients of parameters, by the parameter's id."""
+
+
+class Capture:
+    """Follows the calls of one side and the gradients that come back through them."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.passes: defaultdict[int, Pass] = defaultdict(Pass)
+        self.position = 0
+        self.off = False
+        self._stack: list[tuple[str, Visit | None]] = []
+        self._calls: Counter[str] = Counter()
+        self._aliased: list[tuple[Visit | None, dict[str, Any], dict[str, Any]]] = []
+
+    def take(self) -> dict[int, Pass]:
+        """Return the backward passes since the last time, and forget them."""
+        taken, self.passes = dict(self.passes), defaultdict(Pass)
+        return taken
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow the modules as long as this lasts."""
+        hooks = []
+        for path, module in self.stage.modules.items():
+            if path and not _inside_compiled(path, self.stage.modules):
+                hooks.append(
+                    module.register_forward_pre_hook(
+                        functools.partial(self._enter, path), with_kwargs=True
+                    )
+                )
+                hooks.append(
+                    module.register_forward_hook(
+                        functools.partial(self._leave, path), with_kwargs=True, always_call=True
+                    )
+                )
+        seen: set[int] = set()
+        for module in self.stage.modules.values():
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    total = functools.partial(self._total, id(parameter))
+                    hooks.append(parameter.register_hook(total))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._stack.clear()
+
+    def followed(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
+        """Return the root's function such that its call is followed."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.position = number
+            self._calls.clear()
+            self._stack.clear()
+            root = self.stage.root
+            given = self._enter("", root, args, kwargs)
+            args, kwargs = (args, kwargs) if given is None else given
+            try:
+                output = function(*args, **kwargs)
+            except BaseException:
+                self._leave("", root, args, kwargs, None)
+                raise
+            replaced = self._leave("", root, args, kwargs, output)
+            return output if replaced is None else replaced
+
+        return call
+
+    # Calls
+
+    def _active(self) -> bool:
+        return (
+            torch.is_grad_enabled()
+            and not self.off
+            and not torch.compiler.is_compiling()
+            and torch._C._functorch.peek_interpreter_stack() is None
+        )
+
+    def _enter(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
+        if not self._active() or not _needs_gradient(module, args, kwargs):
+            self._stack.append((path, None))
+            return None
+        with _disable_current_modes():
+            visit = self._visit(path, module, args, kwargs)
+            self._stack.append((path, visit))
+            given = self._hand_in(visit, args, kwargs)
+            self._alias_parameters(visit)
+        return given
+
+    def _visit(self, path: str, module: Any, args: Any, kwargs: Any) -> Visit:
+        call = self._calls[path]
+        self._calls[path] = call + 1
+        with torch.no_grad():
+            given = Call.taken(args, kwargs)
+        visit = Visit(
+            path, call, self.position, module, given, RandomState(), Autocast.taken()
+        )
+        above = next((each for _, each in reversed(self._stack) if each is not None), None)
+        if above is not None:
+            above.children.append(visit)
+        return visit
+
+    def _hand_in(self, visit: Visit, args: Any, kwargs: Any) -> Any:
+        """Return the arguments with an alias for each tensor that needs a gradient."""
+        known: dict[int, torch.Tensor] = {}
+        numbers = iter(range(1 << 30))
+
+        def alias(tensor: torch.Tensor) -> torch.Tensor:
+            number = next(numbers)
+            if not tensor.requires_grad:
+                return tensor
+            if id(tensor) in known:
+                return known[id(tensor)]
+            made = known[id(tensor)] = tensor.view_as(tensor)
+            made.register_hook(functools.partial(self._note, visit, "inputs", number))
+            visit.aliases[number] = (made, made._version)
+            visit.inputs.add(number)
+            return made
+
+        return mapped((args, kwargs), alias)
+
+    def _alias_parameters(self, visit: Visit) -> None:
+        module = visit.module
+        if not isinstance(module, torch.nn.Module) or is_compiled(module):
+            return
+        before, names = {}, {}
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if hasattr(type(module), name):
+                continue
+            made = parameter.view_as(parameter)
+            made.register_hook(functools.partial(self._note, visit, "parameters", name))
+            if name in module.__dict__:
+                before[name] = module.__dict__[name]
+            names[name] = made
+            module.__dict__[name] = made
+        if names:
+            self._aliased.append((visit, names, before))
+
+    def _unalias_parameters(self, visit: Visit) -> None:
+        while self._aliased:
+            owner, names, before = self._aliased.pop()
+            assert owner is not None
+            attributes = owner.module.__dict__
+            for name, made in names.items():
+                if attributes.get(name) is made:
+                    del attributes[name]
+                if name in before:
+                    attributes[name] = before[name]
+            if owner is visit:
+                return
+
+    def _leave(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        while self._stack:
+            current, visit = self._stack.pop()
+            if visit is not None and any(owner is visit for owner, _, _ in self._aliased):
+                self._unalias_parameters(visit)
+            if current == path:
+                break
+        else:
+            return None
+        if visit is None or not self._active():
+            return None
+        with _disable_current_modes():
+            return self._finish(visit, args, kwargs, output)
+
+    def _finish(self, visit: Visit, args: Any, kwargs: Any, output: Any) -> Any:
+        visit.random_after = RandomState()
+        with torch.no_grad():
+            visit.returned = snapshot(output)
+        for number, (made, version) in visit.aliases.items():
+            if made._version != version:
+                visit.written.add(number)
+        visit.aliases.clear()
+        visit.hidden = _hides(visit, args, kwargs) or any(each.hidden for each in visit.children)
+        tensors = [each for each in floats_of(output) if each.requires_grad]
+        several = len({id(each) for each in tensors}) > 1
+        if several:
+            # One output may be made from another: what arrives from outside is told by an alias.
+            visit.hidden = visit.hidden or not _replaceable(output)
+            known: dict[int, torch.Tensor] = {}
+            output = replaced(output, lambda tensor: _view_once(tensor, known))
+        hooked: set[int] = set()
+        for number, tensor in enumerate(floats_of(output)):
+            if tensor.requires_grad:
+                visit.outputs.add(number)
+                if id(tensor) not in hooked:
+                    hooked.add(id(tensor))
+                    note = functools.partial(self._note, visit, "outputs", number)
+                    tensor.register_hook(note)
+        return output if several else None
+
+    # Gradients
+
+    def _note(self, visit: Visit, kind: str, key: int | str, gradient: torch.Tensor) -> None:
+        if self.off:
+            return
+        task = torch._C._current_graph_task_id()
+        if visit.recorded not in (None, task):
+            return
+        with _disable_current_modes(), torch.no_grad():
+            kept = gradient.detach()
+            kept = kept.to_dense() if kept.layout is not torch.strided else kept.clone()
+        known = visit.gradients.setdefault(task, Gradients())
+        getattr(known, kind)[key] = kept
+        if kind == "outputs":
+            self.passes[task].visits[id(visit)] = visit
+        if gradient.requires_grad:
+            visit.recorded = task
+
+    def _total(self, identity: int, gradient: torch.Tensor) -> None:
+        if self.off:
+            return
+        task = torch._C._current_graph_task_id()
+        with _disable_current_modes(), torch.no_grad():
+            kept = gradient.detach()
+            kept = kept.to_dense() if kept.layout is not torch.strided else kept.clone()
+        self.passes[task].totals[identity] = kept
+
+
+# Structures of arguments and outputs
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return arguments with their floating-point tensors replaced; tuples only are looked into."""
+    args, kwargs = value
+    return (
+        tuple(_mapped(each, function) for each in args),
+        {name: _mapped(each, function) for name, each in kwargs.items()},
+    )
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if _is_float(value):
+        return function(value)
+    if isinstance(value, tuple):
+        items = [_mapped(each, function) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def inputs_of(call: Call) -> list[torch.Tensor]:
+    """Return the floating-point tensors of a call, in the order of `mapped`."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped((call.args, call.kwargs), note)
+    return found
+
+
+def floats_of(output: Any) -> list[torch.Tensor]:
+    """Return the floating-point tensors that were returned, in order."""
+    if _is_float(output):
+        return [output]
+    if isinstance(output, Mapping):
+        return [each for item in output.values() for each in floats_of(item)]
+    if isinstance(output, list | tuple):
+        return [each for item in output for each in floats_of(item)]
+    return []
+
+
+def replaced(output: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return what was returned with its floating-point tensors replaced."""
+    if _is_float(output):
+        return function(output)
+    if isinstance(output, tuple):
+        items = [replaced(each, function) for each in output]
+        return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
+    if isinstance(output, dict | list):
+        for key, each in output.items() if isinstance(output, dict) else enumerate(output):
+            made = replaced(each, function)
+            if made is not each:
+                output[key] = made
+    return output
+
+
+def _replaceable(output: Any) -> bool:
+    """Whether every tensor that needs a gradient is among those that can be replaced."""
+    every = {id(each) for _, each in tensors_in(output) if each.requires_grad}
+    return every <= {id(each) for each in floats_of(output)}
+
+
+def _view_once(tensor: torch.Tensor, known: dict[int, torch.Tensor]) -> torch.Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    if id(tensor) not in known:
+        known[id(tensor)] = tensor.view_as(tensor)
+    return known[id(tensor)]
+
+
+def _is_float(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype.is_floating_point
+        and value.layout is torch.strided
+        and not value.is_meta
+    )
+
+
+def _needs_gradient(module: Any, args: Any, kwargs: Any) -> bool:
+    if isinstance(module, torch.nn.Module):
+        if any(each.requires_grad for each in module.parameters()):
+            return True
+    elif callable(module):
+        return True
+    return any(each.requires_grad for each in inputs_of(Call(args, kwargs)))
+
+
+def _hides(visit: Visit, args: Any, kwargs: Any) -> bool:
+    """Whether a gradient can get in or out by other ways than arguments and results."""
+    seen = {id(each) for each in inputs_of(Call(args, kwargs))}
+    for _, tensor in tensors_in((args, kwargs)):
+        if tensor.requires_grad and id(tensor) not in seen:
+            return True
+    module = visit.module
+    if not isinstance(module, torch.nn.Module):
+        return False
+    own = (*module.__dict__.items(), *module._buffers.items())
+    for name, value in own:
+        if name not in _INTERNALS and _holds_gradient(value):
+            return True
+    return False
+
+
+def _holds_gradient(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad and not value.is_leaf
+    if isinstance(value, list | tuple):
+        return any(_holds_gradient(each) for each in value)
+    if type(value) is dict:
+        return any(_holds_gradient(each) for each in value.values())
+    return False
+
+
+_INTERNALS = frozenset(torch.nn.Module().__dict__)
+
+
+def _inside_compiled(path: str, modules: Mapping[str, torch.nn.Module]) -> bool:
+    """Whether torch.compile made a module or one that it lies in."""
+    parts = path.split(".")
+    above = [".".join(parts[:end]) for end in range(len(parts) + 1)]
+    return any(is_compiled(modules[each]) for each in above if each in modules)
