@@ -169,7 +169,7 @@ int main() {
         shifted.offset = element_bytes(uint32_t(dtype));
         check_one(std::move(shifted));
     }
-    check_one(Tensor(DType::F32, {3, (1 << 20) + 8}));  // wider than NARROW, and large teams
+    check_one(Tensor(DType::U8, {2, (1 << 20) + 8}));  // wider than NARROW, and large teams
     std::vector<Tensor> several;
     for (int k = 0; k < 7; ++k) several.emplace_back(DType::F32, std::vector<int64_t>{11 * k, 300}, k % 2 == 0);
     for (int repeat = 0; repeat < 2; ++repeat) {

@@ -43,6 +43,7 @@ SANITIZERS = (
         (
             "device_spans_test",
             "expression_test",
+            "fingerprint_cuda_test",
             "fingerprint_test",
             "fold_test",
             "graph_test",

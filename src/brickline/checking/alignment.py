@@ -16,7 +16,15 @@ from typing import Any
 import torch
 
 from brickline.checking.forcing import Clean, perform
-from brickline.checking.pairing import Pairing, Part, Partner, is_boundary, pair_by_key, precision
+from brickline.checking.pairing import (
+    Layout,
+    Pairing,
+    Part,
+    Partner,
+    is_boundary,
+    pair_by_key,
+    precision,
+)
 from brickline.checking.performance import CONTRACTIONS, Recording, Value
 from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
@@ -33,6 +41,8 @@ NEAR = 8.0
 """Values are the same if they differ by at most this many unit roundoffs…"""
 NEAR_FLOOR = 1e-4
 """…or by this much, as relative L2."""
+MOST_DIMENSIONS = 5
+"""Tensors of more dimensions are not looked at in other orders of them."""
 
 
 def align(
@@ -59,6 +69,13 @@ def align(
         if not search.by_values(call):
             break
     return search.pairing
+
+
+def signature_of(recording: Recording) -> int:
+    """Return a number that two recordings share if the same partners serve both."""
+    return hash(
+        tuple((each.key, tuple(size == 1 for size in each.tensor.shape)) for each in recording.values)
+    )
 
 
 def _same_names(candidate: Side, reference: Side) -> bool:
@@ -240,9 +257,9 @@ class _Search:
         for mine in choices:
             if mine.key in self._used or not _fine(mine, right):
                 continue
-            for fit, distance in _layouts(mine.tensor, right.tensor, _near(mine)):
-                if best is None or distance < best[0]:
-                    best = (distance, Part(mine.key, fit=fit, near=2 * _near(mine)))
+            found = _layouts(mine.tensor, right.tensor, _near(mine))
+            if found is not None and (best is None or found[1] < best[0]):
+                best = (found[1], Part(mine.key, fit=found[0], near=2 * _near(mine)))
         return None if best is None else best[1]
 
 
@@ -354,49 +371,27 @@ def _by_size(values: Iterable[Value]) -> dict[int, list[Value]]:
     return found
 
 
-def _layouts(mine: torch.Tensor, right: torch.Tensor, near: float) -> Iterable[tuple[Any, float]]:
-    """Yield the ways to lay one tensor like another that make them the same, with what is left."""
+def _layouts(mine: torch.Tensor, right: torch.Tensor, near: float) -> tuple[Any, float] | None:
+    """Return the plainest way to lay one tensor like another that makes them the same."""
     wide = right.double()
     left = mine.to(right.device).double()
     size = float(wide.norm())
-    for fit in _fits(tuple(mine.shape), tuple(right.shape)):
-        made = left if fit is None else fit(left)
-        if made.shape != wide.shape:
+    for fit in _fits(tuple(right.shape)):
+        made = left.reshape(wide.shape) if fit is None else fit(left, wide.shape)
+        if made is None:
             continue
         distance = float((made - wide).norm()) / size
         if distance <= near:
-            yield fit, distance
-            return
+            return fit, distance
+    return None
 
 
-def _fits(mine: tuple[int, ...], right: tuple[int, ...]) -> Iterable[Any]:
-    """Yield functions that lay a tensor of one shape out like another, the plainest first."""
-    if mine == right:
-        yield None
-    else:
-        yield lambda tensor: tensor.reshape(right)
-    dimensions = [number for number, size in enumerate(right) if size > 1]
-    if len(dimensions) > 5:
+def _fits(shape: tuple[int, ...]) -> Iterable[Layout | None]:
+    """Yield the ways in which the dimensions of a tensor may lie, the plainest first."""
+    yield None
+    dimensions = tuple(number for number, size in enumerate(shape) if size > 1)
+    if len(dimensions) > MOST_DIMENSIONS:
         return
     for order in itertools.permutations(dimensions):
-        if list(order) == dimensions:
-            continue
-        yield _Permuted(right, order)
-
-
-class _Permuted:
-    """Reads a tensor as one whose dimensions are in another order."""
-
-    def __init__(self, shape: tuple[int, ...], order: tuple[int, ...]) -> None:
-        self._shape = shape
-        self._read = tuple(shape[number] for number in order)
-        self._back = tuple(order.index(number) for number in sorted(order))
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.reshape(self._read).permute(self._back).reshape(self._shape)
-
-    def undo(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """Lay a tensor out as the candidate's lay."""
-        squeezed = tensor.reshape([size for size in self._shape if size > 1])
-        order = [self._back.index(number) for number in range(len(self._back))]
-        return squeezed.permute(order).reshape(shape)
+        if order != dimensions:
+            yield Layout(order)

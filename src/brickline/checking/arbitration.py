@@ -19,7 +19,7 @@ from brickline.checking.blaming import blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.pairing import Pairing, is_boundary, precision
 from brickline.checking.performance import Operation, Performance, Recording, Value
-from brickline.checking.segments import modules_of, segment_of
+from brickline.checking.segments import Segment, modules_of, origin_of, segments_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key
@@ -143,17 +143,20 @@ def arbitrate(
         work: The dtype that the candidate works in; rounding to it is always allowed.
     """
     doubtful = [each for each in facts if each.suspicious]
-    compared = pairing.candidate_keys()
-    segments = {each.key: segment_of(recording, each.key, compared) for each in doubtful}
-    innocent = _innocent(facts, recording, compared)
+    order = [(each.key, each.part is None or each.part.columns is None) for each in facts]
+    ways = [segment for _, segment in segments_of(recording, order)]
+    segments = {
+        id(fact): way.values for fact, way in zip(facts, ways, strict=True) if fact.suspicious
+    }
+    innocent = _innocent(facts, ways)
     wanted = {each.key for each in doubtful}
     again = _Again(wanted, {value.key for each in segments.values() for value in each})
     _performed(rerun, again)
-    logic = _Logic(recording, compared, wanted)
+    logic = _Logic(recording, _forced(recording, pairing, wanted), wanted)
     wide = _performed(rerun, logic, wide=True)
     guilty = []
     for fact in doubtful:
-        segment = segments[fact.key]
+        segment = segments[id(fact)]
         accused = [each for each in segment if each.index not in innocent]
         fact.modules = modules_of(accused or segment[-1:], pairing.strangers)
         fact.notes["ops"] = [value.key.op for value in segment if not value.view]
@@ -168,12 +171,29 @@ def arbitrate(
     return guilty
 
 
-def _innocent(facts: list[Fact], recording: Recording, compared: set[Key]) -> set[int]:
+def _innocent(facts: list[Fact], ways: list[Segment]) -> set[int]:
     """Return the values that something right was made from."""
     found: set[int] = set()
-    for fact in facts:
-        if fact.ratios.z <= 1:
-            found.update(each.index for each in segment_of(recording, fact.key, compared))
+    for fact, way in zip(facts, ways, strict=True):
+        if fact.ratios.z <= 1 and not way.again:
+            found.update(each.index for each in way.values)
+    return found
+
+
+def _forced(recording: Recording, pairing: Pairing, wanted: set[Key]) -> set[Key]:
+    """Return the compared values, less those that are a wanted one before a boundary."""
+    last: dict[int, int] = {}
+    for key in wanted:
+        value = recording.by_key[key]
+        origin = origin_of(recording, value).index
+        last[origin] = max(last.get(origin, 0), value.index)
+    found: set[Key] = set()
+    for key in pairing.candidate_keys():
+        value = recording.by_key.get(key)
+        if value is None:
+            continue
+        if value.index >= last.get(origin_of(recording, value).index, 0):
+            found.add(key)
     return found
 
 

@@ -17,7 +17,13 @@ from typing import Any
 import torch
 
 from brickline.checking.backward_capture import Capture, Pass, Visit, floats_of, inputs_of
-from brickline.checking.backward_vjp import Different, Outcome, Partner, TooLarge, gradients
+from brickline.checking.backward_vjp import (
+    DifferentError,
+    Outcome,
+    Partner,
+    TooLargeError,
+    gradients,
+)
 from brickline.checking.facts import CULPRIT_LIMIT, verdict_of
 from brickline.checking.sides import Side
 from brickline.checking.snapshot import RandomState, State
@@ -117,7 +123,10 @@ class BackwardWatch:
         self._capture.off = True
         try:
             for task, each in passes.items():
-                self._judge_pass(task, each)
+                if each.complete:
+                    self._judge_pass(task, each)
+                else:
+                    self.notes["their backward pass did not come to its end"] += len(each.visits)
         finally:
             self._capture.off = off
             now.restore()
@@ -173,10 +182,10 @@ class BackwardWatch:
                     if state is not None:
                         state.restore()
                     runs.append(gradients(partner, visit, task, wide=wide))
-        except Different as error:
+        except DifferentError as error:
             self.notes[str(error)] += 1
             return None
-        except TooLarge:
+        except TooLargeError:
             self.notes["its weights in float64 take too much memory"] += 1
             return None
         except torch.OutOfMemoryError:
@@ -192,6 +201,8 @@ class BackwardWatch:
         disturbed = _Disturbed(partner, visit, task, state)
         judged = _Judged(visit, free=exact.free)
         for what, key, mine in _compared(visit, task, actual, exact):
+            if mine is None and not backward.whole:
+                continue
             fact = _held(visit, what, key, mine, exact, clean, disturbed)
             if fact is not None:
                 judged.facts.append(fact)
@@ -296,7 +307,15 @@ def _held(
         ratios = measure(actual, right, clean=rough, noise=disturbed.noise(key, right))
     verdict = verdict_of(ratios.z)
     return BackwardFact(
-        visit.path, visit.call, visit.position, ratios, what, actual, right, rough, verdict,
+        visit.path,
+        visit.call,
+        visit.position,
+        ratios,
+        what,
+        actual,
+        right,
+        rough,
+        verdict,
         visit.path,
     )
 
@@ -304,8 +323,12 @@ def _held(
 def _is_nothing(actual: torch.Tensor, visit: Visit) -> bool:
     """Whether a gradient that the reference does not give is rounding of zero."""
     largest = max(
-        (float(each.abs().max()) for known in visit.gradients.values()
-         for each in known.outputs.values() if each.numel()),
+        (
+            float(each.abs().max())
+            for known in visit.gradients.values()
+            for each in known.outputs.values()
+            if each.numel()
+        ),
         default=0.0,
     )
     return float(actual.abs().max()) <= NO_GRADIENT * largest

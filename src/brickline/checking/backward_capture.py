@@ -10,7 +10,7 @@ Knows nothing of the reference.
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -106,6 +106,14 @@ class Pass:
     visits: dict[int, Visit] = field(default_factory=dict)
     totals: dict[int, torch.Tensor] = field(default_factory=dict)
     """Gradients of parameters, by the parameter's id."""
+    whole: bool = True
+    """Whether it goes to every leaf; otherwise a gradient that is missing says nothing."""
+    complete: bool = False
+    """Whether it came to its end."""
+
+    def completed(self) -> None:
+        """It came to its end."""
+        self.complete = True
 
 
 class Capture:
@@ -113,7 +121,7 @@ class Capture:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.passes: defaultdict[int, Pass] = defaultdict(Pass)
+        self.passes: dict[int, Pass] = {}
         self.position = 0
         self.off = False
         self._stack: list[tuple[str, Visit | None]] = []
@@ -122,7 +130,7 @@ class Capture:
 
     def take(self) -> dict[int, Pass]:
         """Return the backward passes since the last time, and forget them."""
-        taken, self.passes = dict(self.passes), defaultdict(Pass)
+        taken, self.passes = self.passes, {}
         return taken
 
     @contextmanager
@@ -201,9 +209,7 @@ class Capture:
         self._calls[path] = call + 1
         with torch.no_grad():
             given = Call.taken(args, kwargs)
-        visit = Visit(
-            path, call, self.position, module, given, RandomState(), Autocast.taken()
-        )
+        visit = Visit(path, call, self.position, module, given, RandomState(), Autocast.taken())
         above = next((each for _, each in reversed(self._stack) if each is not None), None)
         if above is not None:
             above.children.append(visit)
@@ -238,7 +244,7 @@ class Capture:
                 continue
             if hasattr(type(module), name):
                 continue
-            made = parameter.view_as(parameter)
+            made = _Same.apply(parameter)
             made.register_hook(functools.partial(self._note, visit, "parameters", name))
             if name in module.__dict__:
                 before[name] = module.__dict__[name]
@@ -314,7 +320,7 @@ class Capture:
         known = visit.gradients.setdefault(task, Gradients())
         getattr(known, kind)[key] = kept
         if kind == "outputs":
-            self.passes[task].visits[id(visit)] = visit
+            self._pass(task).visits[id(visit)] = visit
         if gradient.requires_grad:
             visit.recorded = task
 
@@ -325,7 +331,33 @@ class Capture:
         with _disable_current_modes(), torch.no_grad():
             kept = gradient.detach()
             kept = kept.to_dense() if kept.layout is not torch.strided else kept.clone()
-        self.passes[task].totals[identity] = kept
+        self._pass(task).totals[identity] = kept
+
+    def _pass(self, task: int) -> Pass:
+        known = self.passes.get(task)
+        if known is None:
+            known = self.passes[task] = Pass(whole=_whole())
+            torch.autograd.Variable._execution_engine.queue_callback(known.completed)
+        return known
+
+
+class _Same(torch.autograd.Function):
+    """A parameter under another name: its gradient, sparse or dense, passes as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def _whole() -> bool:
+    """Whether the backward pass that runs goes to every leaf, not to some that were asked for."""
+    with torch.enable_grad():
+        stranger = torch.zeros((), requires_grad=True) * 1
+    return bool(torch._C._will_engine_execute_node(stranger.grad_fn))
 
 
 # Structures of arguments and outputs
@@ -429,10 +461,7 @@ def _hides(visit: Visit, args: Any, kwargs: Any) -> bool:
     if not isinstance(module, torch.nn.Module):
         return False
     own = (*module.__dict__.items(), *module._buffers.items())
-    for name, value in own:
-        if name not in _INTERNALS and _holds_gradient(value):
-            return True
-    return False
+    return any(name not in _INTERNALS and _holds_gradient(value) for name, value in own)
 
 
 def _holds_gradient(value: Any) -> bool:

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.func import functional_call
@@ -22,17 +22,17 @@ from brickline.checking.sides import Call
 from brickline.checking.snapshot import snapshot
 from brickline.oracle.widen import Widened, is_narrow, unit_roundoff
 
-Gradient = torch.Tensor | None
+Gradient: TypeAlias = torch.Tensor | None
 
 MOST_WEIGHTS = 1 << 30
 """Bytes of float64 weights that may be made for one call."""
 
 
-class TooLarge(Exception):
+class TooLargeError(Exception):
     """The module's weights in float64 would take too much memory."""
 
 
-class Different(Exception):
+class DifferentError(Exception):
     """The reference's module is called or returns in another way."""
 
 
@@ -158,7 +158,7 @@ class _Run:
                 if self.wide and is_narrow(tensor):
                     size += 8 * tensor.numel()
                     if size > MOST_WEIGHTS:
-                        raise TooLarge
+                        raise TooLargeError
                 value = self.value(tensor)
                 if name in part._buffers:
                     value = value.clone()
@@ -220,7 +220,7 @@ class _Run:
             given = inputs_of(Call(args, kwargs))
             theirs = inputs_of(child.given)
             if [each.shape for each in given] != [each.shape for each in theirs]:
-                raise Different(f"{path} is called with other shapes")
+                raise DifferentError(f"{path} is called with other shapes")
             for index, tensor in enumerate(given):
                 self.result.child_inputs[number, index] = tensor.detach()
             anchor = torch.zeros((), requires_grad=True)
@@ -238,7 +238,7 @@ class _Run:
         outputs = floats_of(output)
         theirs = floats_of(self.visit.returned)
         if [each.shape for each in outputs] != [each.shape for each in theirs]:
-            raise Different("the reference returns other shapes")
+            raise DifferentError("the reference returns other shapes")
         self.result.outputs = [each.detach() for each in outputs]
         known = self.visit.gradients[self.task].outputs
         heads, cotangents = [], []

@@ -21,9 +21,7 @@ def backward_findings(watch: BackwardWatch, brick: Brick) -> list[Finding]:
     return sorted(findings, key=lambda each: (each.position or 0, -(each.local_error or 0.0)))
 
 
-def _finding(
-    watch: BackwardWatch, path: str, facts: list[BackwardFact], brick: Brick
-) -> Finding:
+def _finding(watch: BackwardWatch, path: str, facts: list[BackwardFact], brick: Brick) -> Finding:
     first = min(facts, key=lambda each: (each.position, each.call))
     here = [each for each in facts if each.position == first.position]
     worst = max(here, key=lambda each: each.ratios.z)

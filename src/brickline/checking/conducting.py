@@ -19,6 +19,7 @@ from brickline.checking.kernels import as_callable
 from brickline.checking.repro import write_repro
 from brickline.checking.session import Progress, Session
 from brickline.checking.writing import report_of, worded
+from brickline.errors import UsageError
 from brickline.kernel import Kernel
 from brickline.verdicts import GUILTY, DivergenceReport, Finding
 
@@ -61,6 +62,8 @@ def _against(
     failure: BaseException | None = None
     try:
         session.drive(drive)
+    except UsageError:
+        raise
     except (Exception, KeyboardInterrupt) as error:
         failure = error
     report = report_of(session, failure)

@@ -85,7 +85,7 @@ class Clean:
         if not pieces:
             return None
         self.values[value.key] = value.tensor.clone()
-        return _in_place_of(value.tensor, pieces)
+        return in_place_of(value.tensor, pieces)
 
 
 class Exact:
@@ -113,7 +113,7 @@ class Exact:
             return None
         for part, ours in pieces:
             self.facts.append(self._fact(value, part, ours))
-        return _in_place_of(value.tensor, pieces)
+        return in_place_of(value.tensor, pieces)
 
     def _fact(self, value: Value, part: Part, ours: torch.Tensor) -> Fact:
         clean = self._clean.get(value.key)
@@ -122,7 +122,8 @@ class Exact:
         if clean is not None:
             clean = part.theirs(clean) if clean.shape == value.tensor.shape else None
         if clean is not None and clean.dtype == kind and _same_bits(ours, clean):
-            return Fact(part.key, value.key, SAME, Verdict.IDENTICAL, kind, tuple(ours.shape))
+            shape = tuple(ours.shape)
+            return Fact(part.key, value.key, SAME, Verdict.IDENTICAL, kind, shape, part=part)
         ratios = measure(ours, exact, clean=clean)
         fact = Fact(part.key, value.key, ratios, verdict_of(ratios.z), kind, tuple(ours.shape))
         fact.part = part
@@ -142,7 +143,7 @@ def _same_bits(ours: torch.Tensor, clean: torch.Tensor) -> bool:
     return bool(both.any()) and bool(((ours == clean) | both).all())
 
 
-def _in_place_of(theirs: torch.Tensor, pieces: list[tuple[Part, torch.Tensor]]) -> torch.Tensor:
+def in_place_of(theirs: torch.Tensor, pieces: list[tuple[Part, torch.Tensor]]) -> torch.Tensor:
     """Return the candidate's value with the layout, dtype and device of the reference's."""
     made = torch.empty_like(theirs)
     if pieces[0][0].place is None:

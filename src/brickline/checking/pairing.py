@@ -6,7 +6,6 @@ weights, values and dataflow; this holds what was found.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +13,32 @@ import torch
 from brickline.checking.performance import Recording, Value
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
 
-Fit = Callable[[torch.Tensor], torch.Tensor]
-"""Brings a candidate's value into the layout of the reference's."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Reads a tensor as one whose dimensions are in another order; of any size."""
+
+    order: tuple[int, ...]
+    """The reference's dimensions in the order in which they lie in the candidate's value."""
+
+    def __call__(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+        """Return the candidate's value as the reference's lies; None where it cannot be told."""
+        if any(size > 1 and number not in self.order for number, size in enumerate(shape)):
+            return None
+        read = [shape[number] for number in self.order]
+        if tensor.numel() != shape.numel():
+            return None
+        return tensor.reshape(read).permute(self._back()).reshape(shape)
+
+    def undo(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Lay a reference's tensor out as the candidate's lies."""
+        kept = sorted(self.order)
+        squeezed = tensor.reshape([tensor.shape[number] for number in kept])
+        return squeezed.permute([kept.index(number) for number in self.order]).reshape(shape)
+
+    def _back(self) -> list[int]:
+        return [self.order.index(number) for number in sorted(self.order)]
 
 
 @dataclass(frozen=True)
@@ -23,7 +46,8 @@ class Part:
     """A candidate's value that stands for a reference's, or for some of its columns."""
 
     key: Key
-    fit: Fit | None = None
+    fit: Layout | None = None
+    """How the dimensions lie; None for the same order."""
     columns: torch.Tensor | None = None
     """The candidate's columns that are meant; None for all."""
     place: torch.Tensor | None = None
@@ -42,8 +66,7 @@ class Part:
     def back(self, right: torch.Tensor, ours: torch.Tensor) -> torch.Tensor | None:
         """Return a reference's value in the layout of the candidate's."""
         if self.fit is not None:
-            undo = getattr(self.fit, "undo", None)
-            return right.reshape(ours.shape) if undo is None else undo(right, ours.shape)
+            return self.fit.undo(right, ours.shape)
         if self.columns is None:
             return right.reshape(ours.shape) if right.numel() == ours.numel() else None
         made = ours.to(right.dtype).clone().reshape(-1, ours.shape[-1])
@@ -53,8 +76,10 @@ class Part:
     def ours(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
         """Return the candidate's side, in the layout of the reference's columns."""
         if self.fit is not None:
-            tensor = self.fit(tensor)
+            return self.fit(tensor, shape)
         if self.columns is not None:
+            if tensor.shape[-1] <= int(self.columns.max()):
+                return None
             tensor = tensor.reshape(-1, tensor.shape[-1])[:, self.columns.to(tensor.device)]
         wanted = shape
         if self.place is not None:

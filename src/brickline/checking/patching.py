@@ -7,16 +7,17 @@ distance of its final output to the reference's is taken before and after.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from brickline.checking.arbitration import Rerun
 from brickline.checking.facts import Fact
+from brickline.checking.forcing import in_place_of
 from brickline.checking.pairing import Pairing, is_end, roots_of
 from brickline.checking.performance import Operation, Recording, Value
-from brickline.checking.stage import Key
+from brickline.checking.stage import INPUT, OUTPUT, Key
 
 
 @dataclass
@@ -51,8 +52,18 @@ def final_errors(
     clean: Mapping[Key, torch.Tensor],
     guilty: list[Fact],
     rerun: Rerun,
+    mend: Callable[[str, Collection[Key]], Mapping[Key, torch.Tensor]],
 ) -> Shares:
-    """Repair each guilty module by itself and measure what is left."""
+    """Repair each guilty module by itself and measure what is left.
+
+    Args:
+        recording: What the candidate made.
+        exact: What the reference returns in float64 when it runs by itself.
+        clean: The same in the candidate's dtype.
+        guilty: The facts that are wrong, each with its module.
+        rerun: The candidate's call.
+        mend: Gives what a module should have made, by the candidate's keys.
+    """
     wanted = _floating(exact)
     shares = Shares(
         _distance(_outputs(recording), wanted), _distance(_floating(clean), wanted)
@@ -60,26 +71,76 @@ def final_errors(
     if shares.final is None:
         return shares
     for path in dict.fromkeys(each.modules[0] for each in guilty if each.modules):
-        repair = {
-            each.key: _in_candidates_layout(each, recording)
-            for each in guilty
-            if each.modules and each.modules[0] == path and each.exact is not None
-        }
-        left = _repaired_distance(rerun, repair, wanted)
+        keys = {each.key for each in guilty if each.modules and each.modules[0] == path}
+        left = _repaired_distance(rerun, mend(path, keys), wanted)
         if left is not None:
             shares.repaired[path] = left
     return shares
 
 
-def _in_candidates_layout(fact: Fact, recording: Recording) -> torch.Tensor | None:
-    value = recording.by_key[fact.key]
-    if fact.exact is None or fact.part is None:
-        return None
-    return fact.part.back(fact.exact, value.tensor)
+class Mended:
+    """Listener of a reference that runs on the candidate's values, but for one module.
+
+    Inside that module it goes its own way, so that what comes out is what the module should have
+    made of what it was given.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        guilty: Collection[Key],
+        others: Collection[str],
+        pairing: Pairing,
+        recording: Recording,
+    ) -> None:
+        self.values: dict[Key, torch.Tensor] = {}
+        """What the candidate should have made, in its own layout."""
+        self._inside = f"{path}." if path else ""
+        self._path = path
+        self._guilty = guilty
+        self._pairing = pairing
+        self._recording = recording
+        ends = {
+            part.key
+            for partner in pairing.partners.values()
+            for part in partner.parts
+            if part.key.path == path and part.key.op == OUTPUT
+        }
+        self._wanted = ends if path and ends else set(guilty)
+        self._others = [each for each in others if each.startswith(self._inside) and each != path]
+
+    def _is_others(self, key: Key) -> bool:
+        """Whether it belongs to another guilty module inside: that is not repaired here."""
+        return any(key.path == each or key.path.startswith(f"{each}.") for each in self._others)
+
+    def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        """Keep what is wanted, go on with the candidate's value outside."""
+        partner = self._pairing.partners.get(value.key)
+        if partner is None:
+            return None
+        pieces = partner.pieces(self._recording, value.tensor)
+        for part in partner.parts:
+            if part.key in self._wanted and part.key in self._recording.by_key:
+                # Several of the reference's values may make one of the candidate's.
+                kept = self.values.get(part.key, self._recording.by_key[part.key].tensor)
+                right = part.back(part.theirs(value.tensor).clone(), kept)
+                if right is not None:
+                    self.values[part.key] = right
+        if not pieces or any(self._is_inside(part.key) for part, _ in pieces):
+            return None
+        return in_place_of(value.tensor, pieces)
+
+    def _is_inside(self, key: Key) -> bool:
+        if key in self._guilty or key in self._wanted:
+            return True
+        if not self._path or self._is_others(key):
+            return False
+        own = key.path == self._path and key.op != INPUT
+        return own or key.path.startswith(self._inside)
 
 
 def _repaired_distance(
-    rerun: Rerun, repair: dict[Key, torch.Tensor | None], wanted: dict[Key, torch.Tensor]
+    rerun: Rerun, repair: Mapping[Key, torch.Tensor], wanted: dict[Key, torch.Tensor]
 ) -> float | None:
     def listener(value: Value, operation: Operation | None) -> torch.Tensor | None:
         right = repair.get(value.key)
@@ -88,13 +149,15 @@ def _repaired_distance(
         return torch.empty_like(value.tensor).copy_(right)
 
     try:
+        if not repair:
+            return None
         made = rerun.perform(keep=True, listener=listener)
     except Exception:
         return None
     # What is repaired at the end is what comes out.
     outputs = _outputs(made)
     for key, right in repair.items():
-        if key in outputs and right is not None:
+        if key in outputs:
             outputs[key] = right
     return _distance(outputs, wanted)
 

@@ -6,11 +6,42 @@ value from values already compared. Its modules are the ones to blame.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from brickline.checking.pairing import is_boundary
 from brickline.checking.performance import Recording, Value
 from brickline.checking.stage import INPUT, OPERAND, Key
+
+
+@dataclass(frozen=True)
+class Segment:
+    """How one compared value came about."""
+
+    values: list[Value]
+    """From the values compared before it up to it, in order, its own included."""
+    again: bool
+    """Whether the same value was compared before, under another key: then this shows nothing."""
+
+
+def segments_of(
+    recording: Recording, compared: Iterable[tuple[Key, bool]]
+) -> Iterator[tuple[Key, Segment]]:
+    """Yield the segment of each compared value, in the order in which they were compared.
+
+    Args:
+        recording: The candidate's values.
+        compared: Their keys in the order in which the reference made their partners, each with
+            whether the whole value was compared.
+    """
+    done: set[Key] = set()
+    known: set[int] = set()
+    for key, whole in compared:
+        origin = origin_of(recording, recording.by_key[key]).index
+        yield key, Segment(segment_of(recording, key, done), origin in known)
+        done.add(key)
+        if whole:
+            known.add(origin)
 
 
 def segment_of(recording: Recording, key: Key, compared: Collection[Key]) -> list[Value]:
@@ -26,13 +57,20 @@ def segment_of(recording: Recording, key: Key, compared: Collection[Key]) -> lis
         found[value.index] = value
         for index in value.inputs:
             source = by_index.get(index)
-            if source is not None and not _is_compared(source, compared):
+            if source is not None and source.key not in compared:
                 waiting.append(source)
     return [found[index] for index in sorted(found)]
 
 
-def _is_compared(value: Value, compared: Collection[Key]) -> bool:
-    return value.key in compared
+def origin_of(recording: Recording, value: Value) -> Value:
+    """Return the value that crossed boundaries to get here, as its operation made it."""
+    current = value
+    while is_boundary(current.key) and len(current.inputs) == 1:
+        source = recording.by_index.get(current.inputs[0])
+        if source is None or source.tensor.numel() != value.tensor.numel():
+            break
+        current = source
+    return current
 
 
 def modules_of(

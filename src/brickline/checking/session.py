@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from brickline.checking.alignment import align
+from brickline.checking.alignment import align, signature_of
 from brickline.checking.arbitration import Rerun, arbitrate, unstable_values
 from brickline.checking.backward import BackwardWatch
 from brickline.checking.evidence import Evidence
@@ -23,7 +23,7 @@ from brickline.checking.facts import Fact
 from brickline.checking.forcing import Clean, Exact, arguments_written, perform
 from brickline.checking.gathering import gather
 from brickline.checking.pairing import Pairing
-from brickline.checking.patching import Free, Shares, final_errors, shape_differences
+from brickline.checking.patching import Free, Mended, Shares, final_errors, shape_differences
 from brickline.checking.performance import Performance, Recording
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
@@ -223,8 +223,16 @@ class Session:
         state.restore()
         rough = Free(recording, pairing)
         perform(self.reference, rerun.call, keep=False, listener=rough)
+
+        def mend(path: str, guilty: Collection[Key]) -> Mapping[Key, torch.Tensor]:
+            state.restore()
+            others = {each.modules[0] for each in position.culprits}
+            mended = Mended(path, guilty, others, pairing, recording)
+            perform(self.reference, rerun.call, wide=True, keep=False, listener=mended)
+            return mended.values
+
         position.shares = final_errors(
-            recording, free.ends, rough.ends, position.culprits, rerun
+            recording, free.ends, rough.ends, position.culprits, rerun, mend
         )
         position.propagated = free.distances
         for note in shape_differences(recording, free.ends):
@@ -255,7 +263,7 @@ class Session:
             each.release()
 
     def _pairing(self, recording: Recording, call: Call, state: State) -> Pairing:
-        signature = hash(tuple(each.key for each in recording.values))
+        signature = signature_of(recording)
         known = self._pairings.get(signature)
         if known is None:
             known = align(recording, call, self.candidate, self.reference, state)

@@ -128,7 +128,11 @@ class State:
     def __init__(self, root: Any) -> None:
         self._kept: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
         modules = root.modules() if isinstance(root, torch.nn.Module) else ()
-        memo: dict[int, Any] = {}
+        # Parameters may be held in lists too (those of recurrent layers are): they stay shared.
+        self._shared: dict[int, Any] = {}
+        if isinstance(root, torch.nn.Module):
+            self._shared = {id(each): (each, each) for each in root.parameters()}
+        memo = dict(self._shared)
         for module in modules:
             buffers = {name: _copied(each, None, memo, 0) for name, each in module._buffers.items()}
             attributes = {
@@ -140,7 +144,7 @@ class State:
 
     def restore(self) -> None:
         """Put everything back; tensors that are still there get their contents back in place."""
-        memo: dict[int, Any] = {}
+        memo = dict(self._shared)
         for module, buffers, attributes in self._kept:
             for name, kept in buffers.items():
                 module._buffers[name] = _restored(module._buffers.get(name), kept, memo)
@@ -157,7 +161,8 @@ def _restored(current: Any, kept: Any, memo: dict[int, Any]) -> Any:
     if isinstance(kept, torch.Tensor) and isinstance(current, torch.Tensor):
         same = current.shape == kept.shape and current.dtype == kept.dtype
         if same and current.device == kept.device and not current.is_inference():
-            with torch.no_grad():
+            # What autograd has saved stays valid: its contents are what they were.
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(current):
                 current.copy_(kept)
             return current
     return _copied(kept, None, memo, 0)
