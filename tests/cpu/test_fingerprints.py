@@ -1,4 +1,4 @@
-"""Fingerprints on the CPU against a definition in NumPy, and what two of them say of their tensors."""
+"""Fingerprints on the CPU against a definition in NumPy, and what two of them say."""
 
 from __future__ import annotations
 

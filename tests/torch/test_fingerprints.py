@@ -54,7 +54,7 @@ def test_gradients_parameters_and_subclasses() -> None:
     assert fingerprint(tensor.clone().requires_grad_()) == expected
     assert fingerprint(torch.nn.Parameter(tensor)) == expected
     assert fingerprint(tensor.as_subclass(Named)) == expected
-    assert fingerprint((tensor.clone().requires_grad_() * 1.0)) == expected
+    assert fingerprint(tensor.clone().requires_grad_() * 1.0) == expected
     with torch.inference_mode():
         assert fingerprint(tensor * 1.0) == expected
     assert fingerprint(torch._neg_view(tensor)) == fingerprint(-tensor)

@@ -7,6 +7,7 @@ one word of the device, which `synchronize` reads.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -258,10 +259,12 @@ class _Memory:
 
     def __del__(self) -> None:
         buffer = getattr(self, "_buffer", None)
-        if buffer is not None:
-            with self._device._current():
-                self._device._device.sync()
-                buffer.close()
+        # When the interpreter ends its modules are taken apart, and the driver frees everything.
+        if buffer is None or sys is None or sys.is_finalizing():
+            return
+        with self._device._current():
+            self._device._device.sync()
+            buffer.close()
 
 
 def _toolkit_headers() -> list[Path]:
