@@ -13,12 +13,14 @@ import argparse
 import copy
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 import brickline as bl
 
@@ -57,7 +59,7 @@ class Attention(nn.Module):
         q, k = self.turned(q, cos, sin), self.turned(k, cos, sin)
         repeat = self.heads // self.groups
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, width))
 
     @staticmethod
@@ -82,7 +84,7 @@ class Layer(nn.Module):
         """Add attention, then the feed-forward part."""
         x = x + self.attention(self.input_norm(x), cos, sin)
         y = self.post_norm(x)
-        return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
+        return x + self.down_proj(silu(self.gate_proj(y)) * self.up_proj(y))
 
 
 class Decoder(nn.Module):
@@ -127,7 +129,7 @@ def build(device: str, quick: bool) -> tuple[Decoder, torch.Tensor]:
     return model, tokens
 
 
-def timed(function) -> tuple[float, object]:  # noqa: ANN001
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     """Return seconds and result."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -174,13 +176,13 @@ def main() -> None:
     print(f"forward {plain * 1e3:.1f} ms; DebugMode with hashes {hashed * 1e3:.0f} ms")
     print(f"check, clean: {seconds:.1f} s, {report.status}, {len(report.verdicts)} values")
     if extra is not None:
-        print(f"extra memory {extra / 2**30:.2f} GiB; largest brick in float64 "
-              f"{largest / 2**30:.2f} GiB + 1 GiB")
+        print(
+            f"extra memory {extra / 2**30:.2f} GiB; largest brick in float64 "
+            f"{largest / 2**30:.2f} GiB + 1 GiB"
+        )
     with torch.no_grad():
         candidate.layers[1].down_proj.weight[7] *= 1.5
-    seconds, report = timed(
-        lambda: bl.check(candidate, tokens, reference=reference, repro=False)
-    )
+    seconds, report = timed(lambda: bl.check(candidate, tokens, reference=reference, repro=False))
     named = report.culprits[0].name if report.culprits else "nothing"
     print(f"check, one wrong row: {seconds:.1f} s, {report.status}, named {named}")
     seconds, report = timed(lambda: bl.check(reference, tokens))

@@ -155,7 +155,12 @@ def by_check(case: Case) -> Answer:
     import brickline
 
     torch.manual_seed(11)
-    report = brickline.check(case.candidate, *case.args, reference=case.reference, drive=case.drive, repro=False
+    report = brickline.check(
+        case.candidate,
+        *case.args,
+        reference=case.reference,
+        drive=case.drive,
+        repro=False,
     )
     return from_report(case, report)
 

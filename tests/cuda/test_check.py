@@ -1,4 +1,4 @@
-"""`check` where the candidate runs on a GPU: against a CPU reference, and kernels written by hand."""
+"""`check` where the candidate runs on a GPU: against a CPU reference, and kernels by hand."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ hide what follows it.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from brickline.checking.forcing import Clean, perform
@@ -30,7 +32,7 @@ from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
-from brickline.checking.weights import Rows, match_weights, named_tensors
+from brickline.checking.weights import Rows, WeightMap, match_weights, named_tensors
 from brickline.oracle.widen import unit_roundoff
 
 SAME_NAMES = 0.7
@@ -74,7 +76,9 @@ def align(
 def signature_of(recording: Recording) -> int:
     """Return a number that two recordings share if the same partners serve both."""
     return hash(
-        tuple((each.key, tuple(size == 1 for size in each.tensor.shape)) for each in recording.values)
+        tuple(
+            (each.key, tuple(size == 1 for size in each.tensor.shape)) for each in recording.values
+        )
     )
 
 
@@ -100,7 +104,12 @@ class _Search:
         self.theirs = theirs
         self.reference = reference
         self.pairing = Pairing(same_code=False)
-        self.weights = match_weights(named_tensors(candidate.root), named_tensors(reference.root))
+        if candidate.weights is None:
+            candidate.weights = match_weights(
+                named_tensors(candidate.root), named_tensors(reference.root)
+            )
+        self.weights = candidate.weights
+        self._usual = _usual_orders(self.weights)
         self._used: set[Key] = set()
 
     def keep_roots(self, by_key: Pairing) -> None:
@@ -117,14 +126,20 @@ class _Search:
 
     def by_weights(self) -> None:
         """Pair what is made with the same weights, and what those weights are multiplied with."""
-        ours, theirs = _uses(self.ours), _uses(self.theirs)
+        ours = _uses(self.ours, self.weights.ours)
+        theirs = _uses(self.theirs, self.weights.theirs)
         for name, other in self.weights.whole.items():
             for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
                 self._pair_use(mine, right)
         for name, rows in self.weights.rows.items():
-            self._pair_joined(ours.get(name, []), rows, theirs)
+            self._pair_joined(name, ours.get(name, []), rows, theirs)
         for name, rows in self.weights.inverse.items():
-            self._pair_split(theirs.get(name, []), rows, ours)
+            self._pair_split(name, theirs.get(name, []), rows, ours)
+        self.pairing.trusted = {
+            each.key
+            for each in self.ours.values
+            if not self.weights.scaled.isdisjoint(each.parameters) and not each.view
+        }
         for name, other in self._remaining(ours, theirs).items():
             for mine, right in zip(ours[name], theirs[other], strict=False):
                 self._guess(mine, right)
@@ -143,7 +158,7 @@ class _Search:
         known = dict(self.weights.whole)
         for name, rows in self.weights.rows.items():
             known.update({name: rows[0].reference} if rows else {})
-        order = [name for name in theirs]
+        order = list(theirs)
         taken = set(self.weights.whole.values())
         taken |= {each.reference for rows in self.weights.rows.values() for each in rows}
         taken |= set(self.weights.inverse)
@@ -191,7 +206,7 @@ class _Search:
             self._pair(right.key, Partner((Part(mine.key),)))
 
     def _pair_joined(
-        self, uses: list[_Use], rows: list[Rows], theirs: dict[str, list[_Use]]
+        self, name: str, uses: list[_Use], rows: list[Rows], theirs: dict[str, list[_Use]]
     ) -> None:
         """The candidate multiplies once with what the reference multiplies with one by one."""
         for each in rows:
@@ -204,13 +219,21 @@ class _Search:
                 if right.value.key not in self.pairing.partners:
                     self._pair(right.value.key, Partner((Part(mine.value.key, columns=order),)))
                     # Another order of rows may be meant, or it may be the fault.
-                    self._guess(mine, right)
+                    usual = self._usual.get((_family(name), _family(each.reference)))
+                    if usual is None or np.array_equal(usual, order.numpy()):
+                        self._guess(mine, right)
+                    elif usual.max() < mine.value.tensor.shape[-1]:
+                        part = Part(mine.value.key, columns=torch.from_numpy(usual))
+                        self.pairing.guesses[right.value.key] = Partner((part,))
                 self._pair_entrance(mine, right)
 
-    def _pair_split(self, uses: list[_Use], rows: list[Rows], ours: dict[str, list[_Use]]) -> None:
+    def _pair_split(
+        self, name: str, uses: list[_Use], rows: list[Rows], ours: dict[str, list[_Use]]
+    ) -> None:
         """The reference multiplies once with what the candidate multiplies with one by one."""
         for number, right in enumerate(uses):
             parts: list[Part] = []
+            meant: list[Part] = []
             for each in rows:
                 mine = ours.get(each.reference, [])
                 if number >= len(mine) or mine[number].value.tensor.shape[-1] != len(each.theirs):
@@ -219,9 +242,17 @@ class _Search:
                 if right.value.tensor.shape[-1] <= int(order.max()):
                     continue
                 parts.append(Part(mine[number].value.key, place=order))
+                usual = self._usual.get((_family(name), _family(each.reference)))
+                plain = order.sort().values if usual is None else torch.from_numpy(usual)
+                meant.append(Part(mine[number].value.key, place=plain))
                 self._pair_entrance(mine[number], right)
             if parts and right.value.key not in self.pairing.partners:
                 self._pair(right.value.key, Partner(tuple(parts)))
+                if any(
+                    not torch.equal(a.place, b.place) for a, b in zip(parts, meant, strict=True)
+                ):
+                    # Another order of rows may be meant, or it may be the fault.
+                    self.pairing.guesses[right.value.key] = Partner(tuple(meant))
 
     # Values
 
@@ -264,7 +295,7 @@ class _Search:
 
 
 class _Use:
-    """One operation that works with a weight; what its module returns, where that is all it does."""
+    """One operation that works with a weight; what its module returns, where it is all of it."""
 
     def __init__(self, value: Value, operand: Value | None) -> None:
         self.value = value
@@ -286,27 +317,34 @@ class _Use:
         if len(given) == 1:
             self.entrance = given[0]
         output = recording.by_key.get(Key(key.path, key.call, OUTPUT, 0))
-        if output is not None and output.tensor.numel() == made.numel():
-            if output.tensor.shape[-1:] == made.shape[-1:]:
-                self.value = output
+        if output is None or output.tensor.numel() != made.numel():
+            return
+        if output.tensor.shape[-1:] == made.shape[-1:]:
+            self.value = output
 
 
-def _uses(recording: Recording) -> dict[str, list[_Use]]:
-    """Return the operations that use each weight, in order; biases come with their weights."""
+def _uses(recording: Recording, copies: Mapping[str, str]) -> dict[str, list[_Use]]:
+    """Return the operations that use each weight, in order; biases come with their weights.
+
+    Args:
+        recording: The values of one side.
+        copies: Weights that are copies of another, to that one: they count as one.
+    """
     found: defaultdict[str, list[_Use]] = defaultdict(list)
     waiting: dict[tuple[str, int], Value] = {}
     for value in recording.values:
         if value.key.op.startswith(OPERAND):
             waiting[value.key.path, value.key.call] = value
             continue
-        if value.view or is_boundary(value.key) or not value.parameters:
+        if value.view or is_boundary(value.key) or not value.parameters or value.key.out:
             continue
         if not value.tensor.dtype.is_floating_point:
             continue
         operand = None
         if value.key.op in CONTRACTIONS:
             operand = waiting.pop((value.key.path, value.key.call), None)
-        found[value.parameters[-1]].append(_Use(value, operand))
+        name = value.parameters[-1]
+        found[copies.get(name, name)].append(_Use(value, operand))
     busy = Counter(
         (use.value.key.path, use.value.key.call) for uses in found.values() for use in uses
     )
@@ -315,6 +353,25 @@ def _uses(recording: Recording) -> dict[str, list[_Use]]:
             if busy[use.value.key.path, use.value.key.call] == 1:
                 use.settle(recording)
     return dict(found)
+
+
+def _family(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _usual_orders(weights: WeightMap) -> dict[tuple[str, str], np.ndarray]:
+    """Return the order of rows that most layers share, by the families of both names."""
+    seen: defaultdict[tuple[str, str], Counter[tuple[int, ...]]] = defaultdict(Counter)
+    for name, rows in (*weights.rows.items(), *weights.inverse.items()):
+        for each in rows:
+            rank = tuple(each.ours[each.theirs.argsort()].tolist())
+            seen[_family(name), _family(each.reference)][rank] += 1
+    found: dict[tuple[str, str], np.ndarray] = {}
+    for families, orders in seen.items():
+        order, count = orders.most_common(1)[0]
+        if count > 1:
+            found[families] = np.array(order)
+    return found
 
 
 def _origin(recording: Recording, value: Value, taken: Collection[Key] = ()) -> Value:
@@ -326,7 +383,7 @@ def _origin(recording: Recording, value: Value, taken: Collection[Key] = ()) -> 
         if source is None or source.tensor.numel() != value.tensor.numel():
             break
         if source.key in taken:
-            return value
+            return _crossing(recording, current, value)
         current = source
     if current.view or current.tensor.shape[-1:] != value.tensor.shape[-1:]:
         return value
@@ -334,6 +391,17 @@ def _origin(recording: Recording, value: Value, taken: Collection[Key] = ()) -> 
         current.tensor.reshape(-1), value.tensor.reshape(-1).to(current.tensor.dtype)
     )
     return current if same else value
+
+
+def _crossing(recording: Recording, first: Value, last: Value) -> Value:
+    """Return the boundary behind which a value that crosses several goes more ways than one."""
+    way = [last]
+    while way[-1] is not first:
+        way.append(recording.by_index[way[-1].inputs[0]])
+    for value in reversed(way):
+        if recording.readers.get(value.index, 0) > 1:
+            return value
+    return last
 
 
 def _telling(value: Value) -> bool:

@@ -22,7 +22,7 @@ from brickline.checking.performance import Operation, Performance, Recording, Va
 from brickline.checking.segments import Segment, modules_of, origin_of, segments_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import RandomState, State
-from brickline.checking.stage import Key
+from brickline.checking.stage import ARGUMENT, Key
 from brickline.oracle.bounds import op_bound
 from brickline.oracle.calls import Call as OpCall
 from brickline.oracle.calls import NoExactForm
@@ -30,9 +30,9 @@ from brickline.oracle.ratios import measure
 from brickline.oracle.widen import unit_roundoff, written_arguments
 from brickline.verdicts import Verdict
 
-EXCUSED_ULPS = 64.0
+EXCUSED_ULPS = 8.0
 """Another way to round is not excused beyond this many unit roundoffs of relative error…"""
-EXCUSED_RATIO = 32.0
+EXCUSED_RATIO = 4.0
 """…unless the error is at most this often the reference's own."""
 
 
@@ -143,7 +143,10 @@ def arbitrate(
         work: The dtype that the candidate works in; rounding to it is always allowed.
     """
     doubtful = [each for each in facts if each.suspicious]
-    order = [(each.key, each.part is None or each.part.columns is None) for each in facts]
+    order = [
+        (each.key, each.reference_key, each.part is None or each.part.columns is None)
+        for each in facts
+    ]
     ways = [segment for _, segment in segments_of(recording, order)]
     segments = {
         id(fact): way.values for fact, way in zip(facts, ways, strict=True) if fact.suspicious
@@ -157,8 +160,14 @@ def arbitrate(
     guilty = []
     for fact in doubtful:
         segment = segments[id(fact)]
-        accused = [each for each in segment if each.index not in innocent]
-        fact.modules = modules_of(accused or segment[-1:], pairing.strangers)
+        accused = [
+            each
+            for each in segment
+            if each.index not in innocent and each.key not in pairing.trusted
+        ] or segment[-1:]
+        if all(each.key.op.startswith(ARGUMENT) for each in accused):
+            accused = segment
+        fact.modules = modules_of(accused, pairing.strangers)
         fact.notes["ops"] = [value.key.op for value in segment if not value.view]
         if not _repeats(fact, again):
             fact.verdict = Verdict.NONDETERMINISTIC
@@ -189,10 +198,10 @@ def _forced(recording: Recording, pairing: Pairing, wanted: set[Key]) -> set[Key
         last[origin] = max(last.get(origin, 0), value.index)
     found: set[Key] = set()
     for key in pairing.candidate_keys():
-        value = recording.by_key.get(key)
-        if value is None:
+        made = recording.by_key.get(key)
+        if made is None:
             continue
-        if value.index >= last.get(origin_of(recording, value).index, 0):
+        if made.index >= last.get(origin_of(recording, made).index, 0):
             found.add(key)
     return found
 

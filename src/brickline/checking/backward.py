@@ -8,7 +8,7 @@ A call whose forward the reference does not confirm is not judged.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,16 @@ from typing import Any
 
 import torch
 
-from brickline.checking.backward_capture import Capture, Pass, Visit, floats_of, inputs_of
+from brickline.checking.backward_capture import (
+    Capture,
+    Pass,
+    Visit,
+    floats_of,
+    inputs_of,
+    written_weights,
+)
+from brickline.checking.backward_numeric import is_derivative
+from brickline.checking.backward_partners import Partners
 from brickline.checking.backward_vjp import (
     DifferentError,
     Outcome,
@@ -33,6 +42,8 @@ from brickline.verdicts import Verdict
 
 DISTURBANCES = 2
 """How often rounding is imitated before a gradient is held to be wrong."""
+UNSTEADY = 0.5
+"""Part of an error by which a second run may differ for the error to be the module's."""
 NO_GRADIENT = 1e-5
 """What the reference gives no gradient for is wrong above this part of the arriving gradient."""
 
@@ -81,8 +92,8 @@ class BackwardWatch:
         """Module calls whose gradients were held against the reference's."""
         self._capture = Capture(candidate_side.stage)
         self._facts: list[BackwardFact] = []
-        self._states: dict[int, State] = {}
         self._accused: set[str] = set()
+        self._partners = Partners(candidate_side, reference_side)
 
     def following(self) -> AbstractContextManager[None]:
         """Return a context in which the candidate's modules and gradients are followed."""
@@ -101,8 +112,7 @@ class BackwardWatch:
         self.flush()
         if not torch.is_grad_enabled():
             return function
-        self._states[number] = State(self.reference.root)
-        return self._capture.followed(function, number)
+        return self._capture.followed(function, number, State(self.reference.root))
 
     def culprits(self) -> list[BackwardFact]:
         """Return the gradients that are wrong, in the order in which they were found."""
@@ -146,20 +156,27 @@ class BackwardWatch:
         found.sort(key=lambda each: (each.visit.position, each.visit.path, each.visit.call))
         guilty = {each.visit.path for each in found if any(fact.guilty for fact in each.facts)}
         for each in found:
-            self._settle(each, guilty)
+            self._settle(each, guilty, task)
 
-    def _settle(self, judged: _Judged, guilty: set[str]) -> None:
-        """Excuse a module for what one that it calls has done."""
+    def _settle(self, judged: _Judged, guilty: set[str], task: int) -> None:
+        """Excuse a module for what one that it calls has done, and name that one."""
         inside = {path for path in guilty if _lies_in(path, judged.visit.path)}
-        excused = bool(inside and any(_covers(free, inside) for free in judged.free))
-        for fact in judged.facts:
-            if fact.guilty and excused:
+        excused = any(_covers(free, inside) for free in judged.free)
+        wrong = [each for each in judged.facts if each.guilty]
+        blamed = None
+        if wrong and not excused and judged.free:
+            blamed = _wrong_inside(judged.visit, judged.free, task)
+        for fact in wrong:
+            if excused:
                 fact.verdict = Verdict.PROPAGATED
-            if not fact.guilty or fact.path in self._accused:
-                fact.release()
-        if any(fact.guilty for fact in judged.facts):
-            self._accused.add(judged.visit.path)
+            elif blamed is not None:
+                fact.path, fact.call = blamed.path, blamed.call
         self._facts += judged.facts
+        fresh = {each.path for each in wrong if each.guilty} - self._accused
+        for fact in judged.facts:
+            if fact.path not in fresh or not fact.guilty:
+                fact.release()
+        self._accused |= fresh
 
     def _judge(
         self,
@@ -167,14 +184,15 @@ class BackwardWatch:
         visit: Visit,
         backward: Pass,
         paths: Counter[str],
-        owners: dict[int, int],
+        owners: dict[int, list[str]],
     ) -> _Judged | None:
-        actual = _actual_parameters(visit, task, backward, paths, owners, self.candidate.stage)
-        partner = self._partner(visit, set(actual))
-        if partner is None:
-            self.notes["the reference has no module of that path"] += 1
+        actual = _actual_parameters(visit, task, backward, paths, owners)
+        found = self._partners.of(visit, actual)
+        if found is None:
+            self.notes["the reference has no module that stands for it"] += 1
             return None
-        state = self._states.get(visit.position)
+        partner, path = found
+        state: State | None = visit.setting
         try:
             with torch.no_grad():
                 runs = []
@@ -198,42 +216,30 @@ class BackwardWatch:
             self.notes["its forward is not the reference's"] += 1
             return None
         self.judged += 1
-        disturbed = _Disturbed(partner, visit, task, state)
+        disturbed = _Disturbed(partner, visit, task, state, bool(exact.free) or path != visit.path)
+        again = _Again(visit, task)
         judged = _Judged(visit, free=exact.free)
         for what, key, mine in _compared(visit, task, actual, exact):
             if mine is None and not backward.whole:
                 continue
+            if mine is not None and key[0] == "parameters" and key[1] in partner.transposed:
+                mine = mine.t()
             fact = _held(visit, what, key, mine, exact, clean, disturbed)
+            if fact is not None and fact.guilty and not again.confirms(key, fact):
+                fact.verdict = Verdict.NONDETERMINISTIC
             if fact is not None:
+                fact.reference_path = path
                 judged.facts.append(fact)
         return judged
-
-    def _partner(self, visit: Visit, names: set[str]) -> Partner | None:
-        modules = self.reference.stage.modules
-        if not visit.path:
-            module = self.reference.root
-        else:
-            module = modules.get(visit.path)
-            if module is None:
-                return None
-        theirs: dict[str, torch.Tensor] = {}
-        if isinstance(module, torch.nn.Module):
-            theirs = dict(module.named_parameters(remove_duplicate=False))
-        ours = {}
-        if isinstance(visit.module, torch.nn.Module):
-            ours = dict(visit.module.named_parameters(remove_duplicate=False))
-        same = {
-            name: name
-            for name in names
-            if name in theirs and name in ours and theirs[name].shape == ours[name].shape
-        }
-        return Partner(module, same, modules)
 
 
 class _Disturbed:
     """How far rounding carries, found out where a gradient looks wrong."""
 
-    def __init__(self, partner: Partner, visit: Visit, task: int, state: State | None) -> None:
+    def __init__(
+        self, partner: Partner, visit: Visit, task: int, state: State | None, other_code: bool
+    ) -> None:
+        self._other_code = other_code
         self._ask = (partner, visit, task)
         self._state = state
         self._runs: list[Outcome] | None = None
@@ -246,13 +252,74 @@ class _Disturbed:
                 if self._state is not None:
                     self._state.restore()
                 with torch.no_grad():
-                    self._runs.append(gradients(*self._ask, wide=True, seed=seed))
+                    run = gradients(
+                        *self._ask, wide=True, seed=seed, every_operation=self._other_code
+                    )
+                    self._runs.append(run)
         squares = torch.zeros_like(exact)
         for run in self._runs:
             found = _gradient(run, key)
             if found is not None:
                 squares += (found - exact).square()
         return (squares / DISTURBANCES).sqrt()
+
+
+class _Again:
+    """The candidate's own gradients for the same call a second time."""
+
+    def __init__(self, visit: Visit, task: int) -> None:
+        self._visit, self._task = visit, task
+        self._run: Outcome | None = None
+        self._tried = False
+
+    def confirms(self, key: tuple[str, Any], fact: BackwardFact) -> bool:
+        """Whether the error is there again; True where the call cannot be made again."""
+        if not self._tried:
+            self._tried = True
+            self._run = self._made()
+        seen = None if self._run is None else _gradient(self._run, key)
+        if seen is None or fact.actual is None or fact.exact is None:
+            return True
+        if seen.shape != fact.actual.shape:
+            return True
+        first = fact.actual.double()
+        apart = float((first - seen.double().to(first.device)).norm())
+        error = float((first - fact.exact.double().to(first.device)).norm())
+        return not apart > UNSTEADY * error
+
+    def _made(self) -> Outcome | None:
+        visit = self._visit
+        if visit.weights != written_weights(visit.module):
+            return None
+        names: dict[str, str] = {}
+        if isinstance(visit.module, torch.nn.Module):
+            names = {name: name for name, _ in visit.module.named_parameters()}
+        state = State(visit.module)
+        try:
+            made = gradients(Partner(visit.module, names, {}), visit, self._task, wide=False)
+        except Exception:
+            return None
+        finally:
+            state.restore()
+        first = floats_of(visit.returned)
+        same = all(
+            torch.allclose(mine.double(), again.double(), rtol=1e-2, atol=1e-6)
+            for mine, again in zip(first, made.outputs, strict=True)
+        )
+        return made if same else None
+
+
+def _wrong_inside(visit: Visit, free: set[str] | None, task: int) -> Visit | None:
+    """Return the innermost call inside whose backward is not the derivative of its forward."""
+    for child in visit.children:
+        if free is not None and child.path not in free:
+            continue
+        known = child.gradients.get(task)
+        if child.hidden or known is None or not known.outputs:
+            continue
+        if not is_derivative(child, task):
+            return _wrong_inside(child, None, task) or child
+    return None
 
 
 def _compared(
@@ -353,13 +420,12 @@ def _actual_parameters(
     task: int,
     backward: Pass,
     paths: Counter[str],
-    owners: dict[int, int],
-    stage: Stage,
+    owners: dict[int, list[str]],
 ) -> dict[str, torch.Tensor | None]:
     """Return the gradients that a call gave for parameters, None for none.
 
-    Its own parameters' come from their aliases. Those of modules inside that were not called are
-    its own work too; they are known where the call is the only one.
+    Its own parameters' come from their aliases; those of modules inside are known in all, where
+    the call is the only one.
     """
     module = visit.module
     if not isinstance(module, torch.nn.Module):
@@ -369,30 +435,26 @@ def _actual_parameters(
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             continue
+        holders = owners.get(id(parameter), [])
         if name in seen:
             found[name] = seen[name]
-            continue
-        where = ".".join(filter(None, [visit.path, *name.split(".")[:-1]]))
-        if _nearest(where, paths) != visit.path or paths[visit.path] > 1:
-            continue
-        if owners.get(id(parameter), 0) == 1:
+        elif paths[visit.path] == 1 and all(_is_in(each, visit.path) for each in holders):
             found[name] = backward.totals.get(id(parameter))
     return found
 
 
-def _nearest(path: str, paths: Counter[str]) -> str:
-    """Return the innermost module that was called, from a path upwards."""
-    while path and path not in paths:
-        path = path.rpartition(".")[0]
-    return path
-
-
-def _owners(stage: Stage) -> dict[int, int]:
-    """Return how many modules own each parameter."""
-    found: Counter[int] = Counter()
-    for module in stage.modules.values():
-        found.update(id(each) for each in module._parameters.values() if each is not None)
+def _owners(stage: Stage) -> dict[int, list[str]]:
+    """Return the paths of the modules that own each parameter, by the parameter's id."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for path, module in stage.modules.items():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found[id(parameter)].append(path)
     return found
+
+
+def _is_in(path: str, above: str) -> bool:
+    return path == above or _lies_in(path, above)
 
 
 def _lies_in(path: str, above: str) -> bool:

@@ -75,6 +75,8 @@ class Visit:
     """Its arguments, as they were before it ran."""
     random: RandomState
     autocast: Autocast
+    setting: Any = None
+    """What was said to hold during the root's call."""
     random_after: RandomState | None = None
     returned: Any = None
     """What it returned, copied."""
@@ -87,6 +89,12 @@ class Visit:
     """Numbers of the outputs that a gradient can arrive at."""
     gradients: dict[int, Gradients] = field(default_factory=dict)
     """By backward pass."""
+    weights: int = 0
+    """How often its weights had been written when it was called."""
+    contained: tuple[int, ...] = ()
+    """Tensors in lists and dictionaries of its arguments, which are not followed."""
+    partial: bool = False
+    """Whether there are such tensors and they need a gradient."""
     hidden: bool = False
     """Whether gradients pass by what it is called with and returns."""
     recorded: int | None = None
@@ -94,9 +102,10 @@ class Visit:
     written: set[int] = field(default_factory=set)
     """Inputs that the call wrote over: their gradients are not seen."""
 
-    def known(self, task: int) -> bool:
-        """Whether all that it gave back in a backward pass was seen."""
-        return not (self.hidden or self.written) and (task in self.gradients)
+    @property
+    def told(self) -> bool:
+        """Whether all gradients that come out of it are among those that were noted."""
+        return not (self.hidden or self.partial or self.written)
 
 
 @dataclass(eq=False)
@@ -124,6 +133,8 @@ class Capture:
         self.passes: dict[int, Pass] = {}
         self.position = 0
         self.off = False
+        self._probe = _Probe()
+        self._setting: Any = None
         self._stack: list[tuple[str, Visit | None]] = []
         self._calls: Counter[str] = Counter()
         self._aliased: list[tuple[Visit | None, dict[str, Any], dict[str, Any]]] = []
@@ -162,12 +173,15 @@ class Capture:
             for hook in hooks:
                 hook.remove()
             self._stack.clear()
+            self._setting = None
 
-    def followed(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
-        """Return the root's function such that its call is followed."""
+    def followed(
+        self, function: Callable[..., Any], number: int, setting: Any = None
+    ) -> Callable[..., Any]:
+        """Return the root's function such that its call is followed; its visits keep `setting`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.position = number
+            self.position, self._setting = number, setting
             self._calls.clear()
             self._stack.clear()
             root = self.stage.root
@@ -210,6 +224,9 @@ class Capture:
         with torch.no_grad():
             given = Call.taken(args, kwargs)
         visit = Visit(path, call, self.position, module, given, RandomState(), Autocast.taken())
+        visit.setting = self._setting
+        visit.contained = _contained(args, kwargs)
+        visit.weights = written_weights(module)
         above = next((each for _, each in reversed(self._stack) if each is not None), None)
         if above is not None:
             above.children.append(visit)
@@ -226,7 +243,7 @@ class Capture:
                 return tensor
             if id(tensor) in known:
                 return known[id(tensor)]
-            made = known[id(tensor)] = tensor.view_as(tensor)
+            made = known[id(tensor)] = self._probe.alias(tensor)
             made.register_hook(functools.partial(self._note, visit, "inputs", number))
             visit.aliases[number] = (made, made._version)
             visit.inputs.add(number)
@@ -238,13 +255,16 @@ class Capture:
         module = visit.module
         if not isinstance(module, torch.nn.Module) or is_compiled(module):
             return
+        if isinstance(module, torch.nn.RNNBase):
+            # It keeps a list of its weights between calls.
+            return
         before, names = {}, {}
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad:
                 continue
             if hasattr(type(module), name):
                 continue
-            made = _Same.apply(parameter)
+            made = self._probe.alias(parameter)
             made.register_hook(functools.partial(self._note, visit, "parameters", name))
             if name in module.__dict__:
                 before[name] = module.__dict__[name]
@@ -336,28 +356,40 @@ class Capture:
     def _pass(self, task: int) -> Pass:
         known = self.passes.get(task)
         if known is None:
-            known = self.passes[task] = Pass(whole=_whole())
+            known = self.passes[task] = Pass(whole=self._probe.reached())
             torch.autograd.Variable._execution_engine.queue_callback(known.completed)
         return known
 
 
 class _Same(torch.autograd.Function):
-    """A parameter under another name: its gradient, sparse or dense, passes as it is."""
+    """A leaf under another name: its gradient, sparse or dense, passes as it is."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None
 
 
-def _whole() -> bool:
-    """Whether the backward pass that runs goes to every leaf, not to some that were asked for."""
-    with torch.enable_grad():
-        stranger = torch.zeros((), requires_grad=True) * 1
-    return bool(torch._C._will_engine_execute_node(stranger.grad_fn))
+class _Probe:
+    """A leaf that nobody asks for: a backward pass that goes there goes to every leaf."""
+
+    def __init__(self) -> None:
+        self._leaf = torch.zeros((), requires_grad=True)
+        self._node = torch.autograd.graph.get_gradient_edge(self._leaf).node
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return another name for a tensor; a leaf's carries the probe with it."""
+        if not tensor.is_leaf:
+            return tensor.view_as(tensor)
+        made: torch.Tensor = _Same.apply(tensor, self._leaf)
+        return made
+
+    def reached(self) -> bool:
+        """Whether the backward pass that runs goes to it."""
+        return bool(torch._C._will_engine_execute_node(self._node))
 
 
 # Structures of arguments and outputs
@@ -453,15 +485,46 @@ def _needs_gradient(module: Any, args: Any, kwargs: Any) -> bool:
 
 def _hides(visit: Visit, args: Any, kwargs: Any) -> bool:
     """Whether a gradient can get in or out by other ways than arguments and results."""
-    seen = {id(each) for each in inputs_of(Call(args, kwargs))}
+    contained = _contained(args, kwargs)
+    visit.partial = bool(contained)
+    followed = {id(each) for each in inputs_of(Call(args, kwargs))} | set(contained)
     for _, tensor in tensors_in((args, kwargs)):
-        if tensor.requires_grad and id(tensor) not in seen:
+        if tensor.requires_grad and id(tensor) not in followed:
             return True
+    if contained != visit.contained:
+        return True
     module = visit.module
     if not isinstance(module, torch.nn.Module):
         return False
     own = (*module.__dict__.items(), *module._buffers.items())
     return any(name not in _INTERNALS and _holds_gradient(value) for name, value in own)
+
+
+def written_weights(module: Any) -> int:
+    """Return how often a module's weights have been written."""
+    if not isinstance(module, torch.nn.Module):
+        return 0
+    return sum(each._version for each in module.parameters() if not each.is_inference())
+
+
+def _contained(args: Any, kwargs: Any) -> tuple[int, ...]:
+    """Return the ids of tensors that need a gradient and lie in lists or dictionaries."""
+    found: list[int] = []
+
+    def walk(value: Any, inside: bool) -> None:
+        if isinstance(value, torch.Tensor):
+            if inside and value.requires_grad:
+                found.append(id(value))
+        elif type(value) in (list, dict):
+            for each in value.values() if isinstance(value, dict) else value:
+                walk(each, True)
+        elif isinstance(value, tuple):
+            for each in value:
+                walk(each, inside)
+
+    for each in (*args, *kwargs.values()):
+        walk(each, False)
+    return tuple(found)
 
 
 def _holds_gradient(value: Any) -> bool:

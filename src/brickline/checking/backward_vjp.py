@@ -16,13 +16,16 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from brickline.checking.backward_capture import Visit, floats_of, inputs_of, mapped, replaced
 from brickline.checking.sides import Call
 from brickline.checking.snapshot import snapshot
-from brickline.oracle.widen import Widened, is_narrow, unit_roundoff
+from brickline.oracle.widen import MOVES, Widened, is_narrow, is_view, unit_roundoff
 
 Gradient: TypeAlias = torch.Tensor | None
+Key: TypeAlias = tuple[str, Any]
+"""Where a gradient is found in an outcome: the field, and the key in it."""
 
 MOST_WEIGHTS = 1 << 30
 """Bytes of float64 weights that may be made for one call."""
@@ -34,6 +37,14 @@ class TooLargeError(Exception):
 
 class DifferentError(Exception):
     """The reference's module is called or returns in another way."""
+
+
+class OtherCallError(Exception):
+    """A module inside is called in another way than the candidate's."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 @dataclass(eq=False)
@@ -48,6 +59,8 @@ class Outcome:
     outputs: list[torch.Tensor] = field(default_factory=list)
     child_inputs: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """What calls inside were called with, by number of the child and of its input."""
+    narrow: bool = False
+    """Whether something had no float64 form."""
     free: set[str] = field(default_factory=set)
     """Paths inside that the reference ran by itself."""
 
@@ -61,10 +74,18 @@ class Partner:
     """Names in the candidate's module to names in the reference's, of parameters to be compared."""
     children: Mapping[str, torch.nn.Module]
     """The reference's modules by paths of the candidate's that they stand for."""
+    transposed: frozenset[str] = frozenset()
+    """Parameters that lie the other way round in the reference, by the candidate's name."""
 
 
 def gradients(
-    partner: Partner, visit: Visit, task: int, *, wide: bool, seed: int | None = None
+    partner: Partner,
+    visit: Visit,
+    task: int,
+    *,
+    wide: bool,
+    seed: int | None = None,
+    every_operation: bool = False,
 ) -> Outcome:
     """Run the reference for one call.
 
@@ -73,38 +94,90 @@ def gradients(
         visit: The candidate's call.
         task: The backward pass.
         wide: Run in float64; otherwise in the candidate's dtypes.
-        seed: Disturb every value by its rounding, to see how far that carries.
+        seed: Disturb every value that comes in by its rounding, to see how far that carries.
+        every_operation: Disturb what every operation makes, too.
     """
-    return _Run(partner, visit, task, wide, seed).outcome()
+    without: set[str] = set()
+    while True:
+        try:
+            run = _Run(partner, visit, task, wide, seed, without, None, every_operation)
+            return run.outcome()
+        except OtherCallError as error:
+            without.add(error.path)
+
+
+def projection(
+    partner: Partner, visit: Visit, task: int, shift: Mapping[Key, torch.Tensor]
+) -> tuple[float, float]:
+    """Return the outputs in float64 along the arriving gradients, with something shifted.
+
+    Beside the sum, that of its terms' sizes, in proportion to which it is rounded.
+    """
+    return _Run(partner, visit, task, True, None, set(), shift).projection()
 
 
 class _Run:
     def __init__(
-        self, partner: Partner, visit: Visit, task: int, wide: bool, seed: int | None
+        self,
+        partner: Partner,
+        visit: Visit,
+        task: int,
+        wide: bool,
+        seed: int | None,
+        without: set[str],
+        shift: Mapping[Key, torch.Tensor] | None = None,
+        every_operation: bool = False,
     ) -> None:
+        self._without, self._shift = without, shift or {}
         self.partner, self.visit, self.task, self.wide = partner, visit, task, wide
         self.result = Outcome()
         self._leaves: dict[int, torch.Tensor] = {}
         self._anchors: list[torch.Tensor] = []
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        floats = [each.dtype for each in floats_of(visit.returned)]
+        self._every = None
+        if seed is not None and every_operation and floats:
+            self._every = (unit_roundoff(floats[0]), seed)
 
     def outcome(self) -> Outcome:
         """Run forward, then backward."""
-        visit = self.visit
-        with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            args, kwargs = self._arguments()
-            weights = self._weights()
-            stack.enter_context(self._forcing())
-            if self.wide:
-                stack.enter_context(Widened())
-            visit.random.restore()
-            with ExitStack() as casting:
-                if not self.wide:
-                    casting.enter_context(visit.autocast.again())
-                output = self._call(weights, args, kwargs)
+        with torch.enable_grad(), self._widened():
+            output, weights = self._forward()
             self._differentiate(output, weights)
         return self.result
+
+    def projection(self) -> tuple[float, float]:
+        """Run forward only."""
+        with torch.no_grad(), self._widened():
+            output, _ = self._forward()
+            outputs = floats_of(output)
+            known = self.visit.gradients[self.task].outputs
+            terms = [outputs[n].double() * each.double() for n, each in known.items()]
+            return (
+                float(sum(each.sum() for each in terms)),
+                float(sum(each.abs().sum() for each in terms)),
+            )
+
+    @contextmanager
+    def _widened(self) -> Iterator[None]:
+        if not self.wide:
+            yield
+            return
+        with Widened() if self._every is None else _Rounding(self._every) as mode:
+            yield
+        self.result.narrow = bool(mode.narrow_ops)
+
+    def _forward(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        visit = self.visit
+        args, kwargs = self._arguments()
+        weights = self._weights()
+        with ExitStack() as stack:
+            stack.enter_context(self._forcing())
+            visit.random.restore()
+            if not self.wide:
+                stack.enter_context(visit.autocast.again())
+            output = self._call(weights, args, kwargs)
+        return output, weights
 
     # What goes in
 
@@ -119,6 +192,10 @@ class _Run:
         noise = torch.randn(made.shape, generator=self._generator, dtype=torch.float64)
         return made * (1 + unit_roundoff(tensor.dtype) * noise.to(made.device))
 
+    def _shifted(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
+        by = self._shift.get(key)
+        return tensor if by is None else tensor + by
+
     def _arguments(self) -> tuple[Any, Any]:
         given = self.visit.given
         held = snapshot((given.args, dict(given.kwargs)))
@@ -129,7 +206,7 @@ class _Run:
         def prepare(tensor: torch.Tensor) -> torch.Tensor:
             number = next(numbers)
             if id(tensor) not in known:
-                leaf = self.value(tensor).clone()
+                leaf = self._shifted(self.value(tensor).clone(), ("inputs", number))
                 known[id(tensor)] = leaf.requires_grad_(number in self.visit.inputs)
                 # In-place operations need something that is no leaf.
                 passed[id(tensor)] = leaf.clone() if leaf.requires_grad else leaf
@@ -147,14 +224,18 @@ class _Run:
         if not isinstance(module, torch.nn.Module):
             return {}
         skipped = {id(each) for each in self._standing_modules().values()}
-        wanted = set(self.partner.parameters.values())
+        ours = {theirs: name for name, theirs in self.partner.parameters.items()}
         made: dict[str, torch.Tensor] = {}
+        tied: dict[int, torch.Tensor] = {}
         size = 0
         for prefix, part in _parts(module, skipped):
             for name, tensor in (*part._parameters.items(), *part._buffers.items()):
                 if tensor is None:
                     continue
                 full = f"{prefix}{name}"
+                if id(tensor) in tied:
+                    made[full] = tied[id(tensor)]
+                    continue
                 if self.wide and is_narrow(tensor):
                     size += 8 * tensor.numel()
                     if size > MOST_WEIGHTS:
@@ -162,9 +243,10 @@ class _Run:
                 value = self.value(tensor)
                 if name in part._buffers:
                     value = value.clone()
-                elif full in wanted and value.dtype.is_floating_point:
-                    value = value.clone().requires_grad_(True)
-                made[full] = value
+                elif full in ours and value.dtype.is_floating_point:
+                    value = self._shifted(value.clone(), ("parameters", ours[full]))
+                    value.requires_grad_(True)
+                made[full] = tied[id(tensor)] = value
         return made
 
     def _call(self, weights: dict[str, torch.Tensor], args: Any, kwargs: Any) -> Any:
@@ -178,7 +260,7 @@ class _Run:
     def _standing_modules(self) -> dict[str, torch.nn.Module]:
         """Return the modules inside whose calls are not run, by the candidate's path."""
         children = self.visit.children
-        unknown = {each.path for each in children if each.hidden or each.written}
+        unknown = {each.path for each in children if not each.told} | self._without
         found = {}
         for path in {each.path for each in children} - unknown:
             module = self.partner.children.get(path)
@@ -201,6 +283,10 @@ class _Run:
                 forward = self._standing(path, module.forward, queues[path])
                 module.__dict__["forward"] = forward
             yield
+            for path in standing:
+                if queues[path]:
+                    # The reference does that work without calling the module.
+                    raise OtherCallError(path)
         finally:
             for module, had in changed:
                 if had is None:
@@ -220,7 +306,13 @@ class _Run:
             given = inputs_of(Call(args, kwargs))
             theirs = inputs_of(child.given)
             if [each.shape for each in given] != [each.shape for each in theirs]:
-                raise DifferentError(f"{path} is called with other shapes")
+                raise OtherCallError(path)
+            if any(
+                mine.requires_grad < each.requires_grad
+                for mine, each in zip(theirs, given, strict=True)
+            ):
+                # The candidate was not asked for a gradient that the reference needs.
+                raise OtherCallError(path)
             for index, tensor in enumerate(given):
                 self.result.child_inputs[number, index] = tensor.detach()
             anchor = torch.zeros((), requires_grad=True)
@@ -261,6 +353,29 @@ class _Run:
         self.result.parameters = {
             ours: _dense(each) for (ours, _), each in zip(names, own, strict=True)
         }
+
+
+class _Rounding(Widened):
+    """Executes in float64 and disturbs what each operation makes as rounding would."""
+
+    def __init__(self, every: tuple[float, int]) -> None:
+        super().__init__()
+        self._unit, seed = every
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation wide, and round."""
+        result = super().execute(func, args, kwargs)
+        if is_view(func) or func._schema.name in MOVES or func._schema.is_mutable:
+            return result
+        return tree_map(self._rounded, result)
+
+    def _rounded(self, value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.dtype is torch.float64):
+            return value
+        noise = torch.empty(value.shape, dtype=torch.float64)
+        noise.uniform_(-self._unit, self._unit, generator=self._generator)
+        return value * (1 + noise.to(value.device))
 
 
 class _Stand(torch.autograd.Function):

@@ -78,13 +78,21 @@ class Clean:
         self._candidate = candidate
 
     def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        """Keep what the reference made and go on with what the candidate had."""
+        """Look at one value and go on with the candidate's."""
         partner = self._pairing.partners.get(value.key)
         if partner is None:
             return None
         pieces = partner.pieces(self._candidate, value.tensor)
         if not pieces:
             return None
-        self.values[value.key] = value.tensor.clone()
+        ours = pieces[0][1]
+        whole = pieces[0][0].place is None and ours.dtype == value.tensor.dtype
+        if whole and ours.device == value.tensor.device and torch.equal(ours, value.tensor):
+            # What is the same is kept once.
+            self.values[value.key] = ours
+        else:
+            self.values[value.key] = value.tensor.clone()
         return in_place_of(value.tensor, pieces)
 
 
@@ -105,6 +113,8 @@ class Exact:
         self._keep_above = keep_above
 
     def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
+        """Measure what the candidate had and go on with it."""
+        """Look at one value and go on with the candidate's."""
         partner = self._pairing.partners.get(value.key)
         if partner is None:
             return None
@@ -114,6 +124,21 @@ class Exact:
         for part, ours in pieces:
             self.facts.append(self._fact(value, part, ours))
         return in_place_of(value.tensor, pieces)
+
+    def measured(self) -> list[Fact]:
+        """Return all facts in the order of the pass in the candidate's dtype.
+
+        What came up there only, because float64 took another way, is held against what it was.
+        """
+        order = {key: number for number, key in enumerate(self._clean)}
+        seen = {each.reference_key for each in self.facts}
+        for key, right in self._clean.items():
+            if key in seen:
+                continue
+            value = Value(-1, key, right)
+            for part, ours in self._pairing.partners[key].pieces(self._candidate, right):
+                self.facts.append(self._fact(value, part, ours))
+        return sorted(self.facts, key=lambda each: order.get(each.reference_key, len(order)))
 
     def _fact(self, value: Value, part: Part, ours: torch.Tensor) -> Fact:
         clean = self._clean.get(value.key)
@@ -135,7 +160,7 @@ class Exact:
 def _same_bits(ours: torch.Tensor, clean: torch.Tensor) -> bool:
     if ours.device != clean.device:
         ours = ours.to(clean.device)
-    if torch.equal(ours, clean):
+    if ours.data_ptr() == clean.data_ptr() or torch.equal(ours, clean):
         return True
     if not ours.dtype.is_floating_point:
         return False

@@ -14,7 +14,6 @@ from brickline.checking.performance import Recording, Value
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
 
 
-
 @dataclass(frozen=True)
 class Layout:
     """Reads a tensor as one whose dimensions are in another order; of any size."""
@@ -120,6 +119,8 @@ class Pairing:
     guesses: dict[Key, Partner] = field(default_factory=dict)
     """Partners that are believed only where they explain what is wrong after them."""
     same_code: bool = True
+    trusted: set[Key] = field(default_factory=set)
+    """The candidate's values whose weights are the reference's but for a factor per row."""
     notes: list[str] = field(default_factory=list)
     strangers: dict[tuple[str, int], str] = field(default_factory=dict)
     """Calls of the candidate that the reference does not make, with the path of who makes them."""

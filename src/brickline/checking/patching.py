@@ -226,12 +226,18 @@ def _distance(ours: dict[Key, torch.Tensor], theirs: dict[Key, torch.Tensor]) ->
             continue
         seen = True
         wide = right.double()
-        difference = left.to(wide.device).double() - wide
-        finite = difference.isfinite()
-        if bool((~finite & (left.to(wide.device).double() != wide)).any()):
-            return math.inf
-        error += float(difference[finite].square().sum())
-        size += float(wide[finite].square().sum())
+        difference = left.to(wide.device, torch.float64, copy=True).sub_(wide)
+        apart = float(torch.linalg.vector_norm(difference))
+        length = float(torch.linalg.vector_norm(wide))
+        if not (math.isfinite(apart) and math.isfinite(length)):
+            finite = difference.isfinite()
+            other = left.to(wide.device).double() != wide
+            if bool((~finite & other & ~(left.to(wide.device).isnan() & wide.isnan())).any()):
+                return math.inf
+            apart = float(difference[finite].norm())
+            length = float(wide[finite].norm())
+        error += apart**2
+        size += length**2
     if not seen:
         return None
     return math.sqrt(error / size) if size else math.sqrt(error)

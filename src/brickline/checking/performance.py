@@ -8,7 +8,7 @@ were made from.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +47,23 @@ PASSING = frozenset(
     }
 )
 """Operations that make no value of their own."""
+
+SHAPED = frozenset(
+    {
+        "aten::empty_like",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::zeros_like",
+        "aten::ones_like",
+        "aten::full_like",
+        "aten::new_zeros",
+        "aten::new_ones",
+        "aten::new_full",
+        "aten::rand_like",
+        "aten::randn_like",
+    }
+)
+"""Operations that take nothing but the shape from their argument."""
 
 CONTRACTIONS = {
     "aten::mm": 0,
@@ -113,6 +130,11 @@ class Recording:
         """Return the values by their index."""
         return {each.index: each for each in self.values}
 
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """Return how many values were made directly from each, by index."""
+        return Counter(index for each in self.values if not each.view for index in each.inputs)
+
     def add(self, value: Value) -> None:
         """Keep a value."""
         self.values.append(value)
@@ -139,7 +161,8 @@ class Performance(Widened):
         self.keep = keep
         self.views = views
         self.recording = Recording()
-        self._parameters = parameters or {}
+        self._parameters = dict(parameters or {})
+        self.told = self._knowing_copies
         self._producers: dict[int, frozenset[int]] = {}
         self._narrowest: dict[int, torch.dtype] = {}
         self._crossed: dict[tuple[int, int], int] = {}
@@ -149,6 +172,8 @@ class Performance(Widened):
         self._paused: list[ExitStack] = []
         self._crossings: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self._entered: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        self._recurrent: dict[int, Any] = {}
+        """Weights of recurrent layers at work, as they were."""
         self._quiet = False
 
     # Execution
@@ -171,6 +196,21 @@ class Performance(Widened):
         run = self.execute if self.wide else _as_it_is
         result = run(func, positional, named)
         return self._note(func, positional, named, written, result)
+
+    @contextmanager
+    def _knowing_copies(self, pairs: list[Any]) -> Iterator[None]:
+        """Know wide copies of weights by the names of the weights, as long as this lasts."""
+        known: list[int] = []
+        for narrow, wide in pairs:
+            name = self._parameters.get(_storage(narrow))
+            if name is not None:
+                known.append(_storage(wide))
+                self._parameters[known[-1]] = name
+        try:
+            yield
+        finally:
+            for place in known:
+                self._parameters.pop(place, None)
 
     def _offer_operand(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Note what a weight is multiplied with: a value that both sides have in common."""
@@ -233,9 +273,11 @@ class Performance(Widened):
         view = is_view(func)
         if (view and not self.views) or name in PASSING:
             if not view:
-                self._pass_on(args, kwargs, result, bool(written))
+                given = ((), {}) if name in SHAPED else (args, kwargs)
+                self._pass_on(*given, result, bool(written))
             return result
-        sources, parameters, narrowest = self._sources(args, kwargs)
+        given = ((), {}) if name in SHAPED else (args, kwargs)
+        sources, parameters, narrowest = self._sources(*given)
         base = self.stage.next_key(name)
         flat, shape = tree_flatten(result)
         changed = False
@@ -356,6 +398,8 @@ class Performance(Widened):
 
     def _enter(self, path: str, call: int, args: Any, kwargs: Any) -> Any:
         given = self._boundary(Key(path, call, INPUT, 0), (args, kwargs))
+        if self.wide:
+            self._widen_recurrent(self.stage.modules[path])
         if is_compiled(self.stage.modules[path]):
             paused = ExitStack()
             paused.enter_context(_disable_current_modes())
@@ -365,7 +409,18 @@ class Performance(Widened):
     def _leave(self, path: str, call: int, output: Any) -> Any:
         if is_compiled(self.stage.modules[path]) and self._paused:
             self._paused.pop().close()
+        module = self.stage.modules[path]
+        if id(module) in self._recurrent:
+            module._flat_weights = self._recurrent.pop(id(module))
         return self.returned(path, call, output)
+
+    def _widen_recurrent(self, module: Any) -> None:
+        """Give a recurrent layer wide weights: it refuses inputs of another dtype by itself."""
+        if isinstance(module, torch.nn.RNNBase) and id(module) not in self._recurrent:
+            self._recurrent[id(module)] = module._flat_weights
+            module._flat_weights = [
+                each if each is None else each.detach().double() for each in module._flat_weights
+            ]
 
     def settle(self) -> None:
         """Copy nothing more: the call is over and its values are the driver's to change."""

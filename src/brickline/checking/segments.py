@@ -25,20 +25,22 @@ class Segment:
 
 
 def segments_of(
-    recording: Recording, compared: Iterable[tuple[Key, bool]]
+    recording: Recording, compared: Iterable[tuple[Key, Key, bool]]
 ) -> Iterator[tuple[Key, Segment]]:
     """Yield the segment of each compared value, in the order in which they were compared.
 
     Args:
         recording: The candidate's values.
         compared: Their keys in the order in which the reference made their partners, each with
-            whether the whole value was compared.
+            its partner's and whether the whole value was compared.
     """
     done: set[Key] = set()
     known: set[int] = set()
-    for key, whole in compared:
+    for key, partner, whole in compared:
         origin = origin_of(recording, recording.by_key[key]).index
-        yield key, Segment(segment_of(recording, key, done), origin in known)
+        # What the reference computes anew is compared anew; what it hands on is not.
+        again = origin in known and is_boundary(partner)
+        yield key, Segment(segment_of(recording, key, done), again)
         done.add(key)
         if whole:
             known.add(origin)

@@ -7,10 +7,9 @@ is noted, and is then held against the reference; the driver gets the candidate'
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,15 +21,14 @@ from brickline.checking.evidence import Evidence
 from brickline.checking.facts import Fact
 from brickline.checking.forcing import Clean, Exact, arguments_written, perform
 from brickline.checking.gathering import gather
+from brickline.checking.keeping import kept_apart
 from brickline.checking.pairing import Pairing
 from brickline.checking.patching import Free, Mended, Shares, final_errors, shape_differences
 from brickline.checking.performance import Performance, Recording
+from brickline.checking.settling import settled
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key, is_compiled
-
-MAX_GUESSES = 24
-"""How many guessed partners are tried for one call."""
 
 Progress = Callable[[int, "int | None", str], None]
 
@@ -52,6 +50,8 @@ class Position:
     """Values that differ between two executions of the candidate."""
     ends_compared: bool = False
     """Whether what the call returns was held against something."""
+    apart: frozenset[str] = frozenset()
+    """Modules that keep something else after the call than those of the reference."""
     propagated: dict[Key, float] = field(default_factory=dict)
     """Relative L2 of the candidate's values to those of the reference left to itself."""
 
@@ -74,6 +74,7 @@ class Session:
     def drive(self, drive: Callable[[Any], Any]) -> Any:
         """Drive the candidate as its user does, and check each call of its root."""
         with ExitStack() as stack:
+            stack.callback(State(self.reference.root).restore)
             stack.enter_context(self.candidate.stage.following())
             stack.enter_context(self.reference.stage.following())
             stack.enter_context(self.backward.following())
@@ -158,11 +159,14 @@ class Session:
         rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
         try:
             facts, after = self._held(pairing, recording, call, state)
+            if pairing.same_code:
+                position.apart = kept_apart(before, State(self.candidate.root), state, after)
             if not position.number:
                 position.unstable = unstable_values(recording, rerun)
                 self._look_at_the_end(position, recording, pairing, rerun, state)
-            if pairing.guesses and any(each.suspicious for each in facts):
-                pairing, facts = self._best(pairing, facts, recording, call, state)
+            pairing, facts = settled(
+                pairing, facts, lambda each: self._held(each, recording, call, state)[0]
+            )
             position.facts = facts
             position.ends_compared = any(not each.reference_key.path for each in facts)
             if any(each.suspicious for each in facts):
@@ -183,29 +187,14 @@ class Session:
         state.restore()
         exact = Exact(pairing, recording, clean.values)
         perform(self.reference, call, wide=True, keep=False, listener=exact)
-        return exact.facts, after
-
-    def _best(
-        self, pairing: Pairing, facts: list[Fact], recording: Recording, call: Call, state: State
-    ) -> tuple[Pairing, list[Fact]]:
-        """Believe the guesses that explain what is wrong after them."""
-        for key, guess in itertools.islice(pairing.guesses.items(), MAX_GUESSES):
-            wrong = {each.reference_key for each in facts if each.suspicious}
-            tried = replace(pairing, partners={**pairing.partners, key: guess})
-            found, _ = self._held(tried, recording, call, state)
-            left = {each.reference_key for each in found if each.suspicious}
-            if key in left and len(left - {key}) < len(wrong - {key}):
-                pairing, facts = tried, found
-        return pairing, facts
+        return exact.measured(), after
 
     def _plain_root(self) -> Callable[..., Any]:
         """Return the candidate's root as it is without this session."""
         root = self.candidate.root
         if self.candidate.entry is not None:
             return functools.partial(self.candidate.entry, root)
-        plain: Callable[..., Any] = (
-            self._original if isinstance(root, torch.nn.Module) else root
-        )
+        plain: Callable[..., Any] = self._original if isinstance(root, torch.nn.Module) else root
         return plain
 
     def _look_at_the_end(
@@ -261,6 +250,11 @@ class Session:
             self.evidence[path] = gather(fact, path, call, self.candidate, self.reference, rerun)
         for each in position.facts:
             each.release()
+
+    def first_act(self, path: str, found: int) -> int:
+        """Return the call in which a culprit first acted: it may have kept something wrong."""
+        earlier = (each.number for each in self.positions[:found] if path in each.apart)
+        return min(earlier, default=found)
 
     def _pairing(self, recording: Recording, call: Call, state: State) -> Pairing:
         signature = signature_of(recording)

@@ -16,6 +16,7 @@ import torch
 from brickline.checking.performance import parameters_by_storage
 from brickline.checking.snapshot import snapshot, tensors_in
 from brickline.checking.stage import Stage
+from brickline.checking.weights import WeightMap
 from brickline.oracle.widen import is_narrow
 
 
@@ -132,6 +133,8 @@ class Side:
         self.stage = Stage(root)
         self.device = device_of(root)
         self.parameters = parameters_by_storage(root)
+        self.weights: WeightMap | None = None
+        """Whose weights these are on the other side, once that was asked."""
         self.entry: Callable[[Any], Any] | None = None
         """What runs the root, where it is not called itself."""
 

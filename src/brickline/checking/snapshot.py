@@ -127,7 +127,9 @@ class State:
 
     def __init__(self, root: Any) -> None:
         self._kept: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
-        modules = root.modules() if isinstance(root, torch.nn.Module) else ()
+        named = dict(root.named_modules()) if isinstance(root, torch.nn.Module) else {}
+        modules = named.values()
+        self._paths = list(named)
         # Parameters may be held in lists too (those of recurrent layers are): they stay shared.
         self._shared: dict[int, Any] = {}
         if isinstance(root, torch.nn.Module):
@@ -141,6 +143,15 @@ class State:
                 if _is_state(name, each)
             }
             self._kept.append((module, buffers, attributes))
+
+    def tensors(self) -> dict[tuple[str, str], torch.Tensor]:
+        """Return what was kept, by the path of the module and the place in it."""
+        found: dict[tuple[str, str], torch.Tensor] = {}
+        for path, (_, buffers, attributes) in zip(self._paths, self._kept, strict=True):
+            for name, each in (*buffers.items(), *attributes.items()):
+                for place, tensor in tensors_in(each, name):
+                    found[path, place] = tensor
+        return found
 
     def restore(self) -> None:
         """Put everything back; tensors that are still there get their contents back in place."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -48,6 +48,9 @@ class Stage:
         self.root = root
         self.is_module = isinstance(root, torch.nn.Module)
         self.modules = dict(_modules_of(root))
+        self._aliases: defaultdict[int, list[str]] = defaultdict(list)
+        for path, module in self.modules.items():
+            self._aliases[id(module)].append(path)
         self.name = _name_of(root)
         self._stack: list[tuple[str, int]] = []
         self._calls: Counter[str] = Counter()
@@ -84,7 +87,8 @@ class Stage:
     def following(self) -> Iterator[None]:
         """Follow the modules as long as this lasts."""
         for path, module in self.modules.items():
-            if path and not is_compiled(module):
+            first = self._aliases[id(module)][0] == path
+            if path and first and not is_compiled(module):
                 self._hooks.append(
                     module.register_forward_pre_hook(
                         functools.partial(self._enter, path), with_kwargs=True, prepend=True
@@ -102,7 +106,17 @@ class Stage:
                 hook.remove()
             self._hooks.clear()
 
+    def _alias(self, path: str, module: Any) -> str:
+        """Return the name of a module with several names that its caller calls it by."""
+        names = self._aliases[id(module)]
+        if len(names) == 1:
+            return path
+        caller = self.path
+        inside = [each for each in names if not caller or each.startswith(f"{caller}.")]
+        return min(inside, key=lambda each: each.count(".")) if inside else path
+
     def _enter(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
+        path = self._alias(path, module)
         call = self._calls[path]
         self._calls[path] = call + 1
         self.callers[path, call] = self._stack[-1] if self._stack else ("", 0)
@@ -111,11 +125,12 @@ class Stage:
         return given
 
     def _leave(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        names = self._aliases[id(module)]
         while self._stack:
             current, call = self._stack.pop()
-            if current == path:
+            if current in names:
                 if self.on_leave is not None:
-                    return self.on_leave(path, call, output)
+                    return self.on_leave(current, call, output)
                 break
         return None
 
@@ -147,7 +162,7 @@ def _name_of(root: Any) -> str:
 
 def _modules_of(root: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     if isinstance(root, torch.nn.Module):
-        yield from root.named_modules()
+        yield from root.named_modules(remove_duplicate=False)
         return
     seen: set[int] = set()
     for name, module in _modules_in_reach(root):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ SAME = 1e-9
 """Relative difference of two sums over the same numbers in another order."""
 ENOUGH = 0.5
 """Part of a weight's rows that must be found again for it to be made of others."""
+MOST = 0.75
+"""Part of a weight's rows that must be another's for it to be meant as its copy."""
+CHUNK = 1 << 22
+"""Numbers that are widened at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,12 @@ class WeightMap:
     """The candidate's name to rows of several weights, or to some rows of one."""
     inverse: dict[str, list[Rows]]
     """The reference's name to rows of several of the candidate's weights."""
+    scaled: set[str] = field(default_factory=set)
+    """The candidate's weights whose rows are multiples of those of one of the reference's."""
+    ours: dict[str, str] = field(default_factory=dict)
+    """The candidate's weights that are copies of another, to that one."""
+    theirs: dict[str, str] = field(default_factory=dict)
+    """The reference's weights that are copies of another, to that one."""
 
 
 def named_tensors(root: object) -> dict[str, torch.Tensor]:
@@ -57,8 +67,21 @@ def match_weights(
     """Match two sides' weights by their contents."""
     whole = _match_whole(ours, theirs)
     taken = set(whole.values())
-    left = {name: each for name, each in ours.items() if name not in whole and each.ndim == 2}
-    right = {name: each for name, each in theirs.items() if name not in taken and each.ndim == 2}
+    left = {name: each for name, each in ours.items() if name not in whole}
+    right = {name: each for name, each in theirs.items() if name not in taken}
+    our_copies, their_copies = _copies(left), _copies(right)
+    left = {name: each for name, each in left.items() if name not in our_copies}
+    right = {name: each for name, each in right.items() if name not in their_copies}
+    if our_copies or their_copies:
+        again = _match_whole(left, right)
+        whole.update(again)
+        taken |= set(again.values())
+    scaled = _scaled(
+        {name: each for name, each in left.items() if name not in whole},
+        {name: each for name, each in right.items() if name not in taken},
+    )
+    left = {name: each for name, each in left.items() if name not in whole and each.ndim == 2}
+    right = {name: each for name, each in right.items() if name not in taken and each.ndim == 2}
     rows = _match_rows(left, right)
     inverse = _match_rows(right, left)
     for name, parts in list(rows.items()):
@@ -74,7 +97,45 @@ def match_weights(
         for name, parts in inverse.items()
         if name not in told and _is_joined(right[name], parts, left)
     }
-    return WeightMap(whole, rows, inverse)
+    return WeightMap(whole, rows, inverse, scaled, our_copies, their_copies)
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the weights that hold most rows of an earlier one in the same places."""
+    found: dict[str, str] = {}
+    first: defaultdict[tuple[int, ...], list[tuple[str, np.ndarray]]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        marks = _marks(tensor.reshape(tensor.shape[0], -1) if tensor.ndim > 1 else tensor[:, None])
+        for other, known in first[tuple(tensor.shape)]:
+            if (np.abs(marks - known) <= SAME * np.maximum(np.abs(marks), 1e-3)).mean() > MOST:
+                found[name] = other
+                break
+        else:
+            first[tuple(tensor.shape)].append((name, marks))
+    return found
+
+
+def _scaled(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the weights of which every row is a multiple of another's in the same place."""
+    others: defaultdict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
+    for tensor in theirs.values():
+        if tensor.ndim > 1:
+            others[tuple(tensor.shape)].append(tensor.flatten(1))
+    return {
+        name
+        for name, tensor in ours.items()
+        if tensor.ndim > 1
+        and any(_is_multiple(tensor.flatten(1), each) for each in others[tuple(tensor.shape)])
+    }
+
+
+def _is_multiple(mine: torch.Tensor, right: torch.Tensor) -> bool:
+    left, other = mine.double(), right.to(mine.device).double()
+    norms = left.norm(dim=1) * other.norm(dim=1)
+    along = (left * other).sum(1)
+    near = max(4 * float(torch.finfo(mine.dtype).eps), 1e-6)
+    differ = not torch.equal(left, other)
+    return bool(differ and (along.abs() >= (1 - near) * norms).all() and (norms > 0).all())
 
 
 def _is_joined(tensor: torch.Tensor, parts: list[Rows], others: Mapping[str, torch.Tensor]) -> bool:
@@ -104,19 +165,24 @@ def _match_whole(
 
 def _same_order(mine: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors with the same numbers have them in the same places."""
-    left, other = mine.double(), right.double().to(mine.device)
+    left, other = mine, right.to(mine.device, mine.dtype)
+    if other.dtype is not right.dtype and not torch.equal(other.to(right.dtype), right):
+        return False
     if mine.shape == right.shape and torch.equal(left, other):
         return True
     if mine.ndim == right.ndim == 2 and torch.equal(left.t(), other):
         return True
-    return mine.numel() == right.numel() and torch.equal(left.reshape(-1), other.reshape(-1))
+    same: bool = mine.numel() == right.numel()
+    return same and torch.equal(left.reshape(-1), other.reshape(-1))
 
 
 def _by_contents(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[float, ...], list[str]]:
     found: defaultdict[tuple[float, ...], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        wide = tensor.double()
-        sums = (wide.sum(), wide.abs().sum(), wide.square().sum(), (wide * wide.abs()).sum())
+        wide = tensor if tensor.dtype is torch.float64 else tensor.float()
+        size = wide.abs()
+        parts = (wide, size, wide.square(), wide * size)
+        sums = [each.sum(dtype=torch.float64) for each in parts]
         figures = [_rounded(float(each), float(sums[1])) for each in sums]
         found[(float(tensor.numel()), *figures)].append(name)
     return found
@@ -186,8 +252,10 @@ def _marks(tensor: torch.Tensor) -> np.ndarray:
     """Return one number for each row that other rows hardly share."""
     width = tensor.shape[1]
     key = torch.cos(torch.arange(width, dtype=torch.float64) * 1.618 + 0.5).to(tensor.device)
-    made: np.ndarray = (tensor.double() * key).sum(1).cpu().numpy()
-    return made
+    step = max(CHUNK // max(width, 1), 1)
+    made = torch.cat([(each.double() * key).sum(1) for each in tensor.split(step)])
+    marks: np.ndarray = made.cpu().numpy()
+    return marks
 
 
 def _rows_found(marks: np.ndarray, known: np.ndarray, places: list[tuple[str, int]]) -> list[Rows]:

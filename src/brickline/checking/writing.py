@@ -101,7 +101,7 @@ class _Writer:
             name=stage.display(path),
             verdict=Verdict.NONFINITE_ORIGIN if origin else Verdict.CULPRIT,
             layer_idx=layer_of(path),
-            position=position.number,
+            position=self.session.first_act(path, position.number),
             ordinal=first.key.call if first.key.path == path else 0,
             brick=self.brick(path),
             op=_op(first),

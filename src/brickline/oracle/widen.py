@@ -8,7 +8,8 @@ wide copy. Knows nothing of what the results are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,10 @@ MOVES = frozenset(
     )
 )
 """Operations that copy elements: executed as they are, so that a large table is not widened."""
+
+
+WARY = frozenset({"rms_norm"})
+"""Functions that warn of a mixture of dtypes before they come to their operations."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -71,7 +76,15 @@ def written_arguments(func: torch._ops.OpOverload) -> tuple[int | str, ...]:
 
 
 class WideFunctions(TorchFunctionMode):
-    """Helps functions that refuse a mixture of dtypes before they come to their operations."""
+    """Helps functions that refuse a mixture of dtypes before they come to their operations.
+
+    Args:
+        told: Context in which a function runs wide, given each narrow tensor with its wide copy.
+    """
+
+    def __init__(self, told: Callable[[list[Any]], AbstractContextManager[None]] | None) -> None:
+        super().__init__()
+        self._told = told
 
     def __torch_function__(
         self,
@@ -82,13 +95,22 @@ class WideFunctions(TorchFunctionMode):
     ) -> Any:
         """Call it; where dtypes are mixed and that is refused, call it wide."""
         named = dict(kwargs or {})
+        if getattr(func, "__name__", "") in WARY:
+            return self._wide(func, tuple(args), named)
         try:
             return func(*args, **named)
         except RuntimeError as error:
-            wide = widened((tuple(args), named))
             mixed = any(map(is_narrow, tree_leaves((tuple(args), named))))
             if not mixed or isinstance(error, torch.OutOfMemoryError):
                 raise
+            return self._wide(func, tuple(args), named)
+
+    def _wide(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        wide = widened((args, kwargs))
+        if self._told is None:
+            return func(*wide[0], **wide[1])
+        pairs = zip(tree_leaves((args, kwargs)), tree_leaves(wide), strict=True)
+        with self._told([each for each in pairs if each[0] is not each[1]]):
             return func(*wide[0], **wide[1])
 
 
@@ -101,12 +123,14 @@ class Widened(TorchDispatchMode):
         self.narrow_ops: set[str] = set()
         """Operations that have no float64 form and ran in their own dtype."""
 
+    told: Callable[[list[Any]], AbstractContextManager[None]] | None = None
+    """Context in which a function runs that had to be given wide copies."""
     wide = True
     """Whether operations run in float64; a mode that inherits may switch it off."""
 
     def __enter__(self) -> Any:
         if self.wide:
-            self._functions.append(WideFunctions())
+            self._functions.append(WideFunctions(self.told))
             self._functions[-1].__enter__()
         return super().__enter__()
 
