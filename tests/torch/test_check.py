@@ -335,3 +335,27 @@ def test_tensors_without_contents_are_no_match(given: torch.Tensor) -> None:
     assert report.status in ("inconclusive", "matched")
     if report.status == "matched":
         assert given.numel() == 0 or given.layout is torch.sparse_coo
+
+
+def test_a_training_loop_is_followed() -> None:
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    candidate = copy.deepcopy(reference)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+
+    def train(model: nn.Module) -> None:
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimiser.step()
+
+    kept = copy.deepcopy(reference.state_dict())
+    report = bl.check(candidate, reference=reference, drive=train, repro=False)
+    assert report.status == "matched", str(report)
+    assert all(torch.equal(each, reference.state_dict()[name]) for name, each in kept.items())
+    with torch.no_grad():
+        candidate.load_state_dict(kept)
+        candidate[2].weight[0, 3] += 0.5
+    report = bl.check(candidate, reference=reference, drive=train, repro=False)
+    assert {each.name for each in report.culprits} == {"2"}

@@ -242,7 +242,9 @@ def test_checkpointed_layers_are_judged(reentrant):
             return self.head(x)
 
     candidate, reference = pair(Saving)
-    assert checked(candidate, reference).status is Status.MATCHED
+    # A reentrant checkpoint hides the root's own gradients, which is then said.
+    clean = Status.INCONCLUSIVE if reentrant else Status.MATCHED
+    assert checked(candidate, reference).status is clean
     spoil(candidate.layers[1].up, lambda grad: grad * 2)
     assert backward_names(checked(candidate, reference)) == ["layers.1.up"]
 

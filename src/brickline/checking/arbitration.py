@@ -160,11 +160,11 @@ def arbitrate(
     guilty = []
     for fact in doubtful:
         segment = segments[id(fact)]
-        accused = [
-            each
-            for each in segment
-            if each.index not in innocent and each.key not in pairing.trusted
-        ] or segment[-1:]
+        accused = [each for each in segment if each.index not in innocent] or segment[-1:]
+        others = [each for each in accused if each.key not in pairing.trusted]
+        if any(each.parameters for each in others):
+            # A factor per row is the matter of the weights that come after.
+            accused = others
         if all(each.key.op.startswith(ARGUMENT) for each in accused):
             accused = segment
         fact.modules = modules_of(accused, pairing.strangers)

@@ -87,7 +87,7 @@ class BackwardWatch:
     def __init__(self, candidate_side: Side, reference_side: Side) -> None:
         self.candidate, self.reference = candidate_side, reference_side
         self.notes: Counter[str] = Counter()
-        """What was not judged, by reason."""
+        """Calls that were judged neither themselves nor as a part of another, by reason."""
         self.judged = 0
         """Module calls whose gradients were held against the reference's."""
         self._capture = Capture(candidate_side.stage)
@@ -146,13 +146,16 @@ class BackwardWatch:
         paths = Counter(each.path for each in backward.visits.values())
         owners = _owners(self.candidate.stage)
         found: list[_Judged] = []
+        left: list[tuple[Visit, str]] = []
         for visit in backward.visits.values():
-            if visit.hidden:
-                self.notes["gradients also pass by what it keeps"] += 1
-                continue
             judged = self._judge(task, visit, backward, paths, owners)
-            if judged is not None:
+            if isinstance(judged, str):
+                left.append((visit, judged))
+            else:
                 found.append(judged)
+        for visit, why in left:
+            if not any(_vouches(each, visit) for each in found):
+                self.notes[why] += 1
         found.sort(key=lambda each: (each.visit.position, each.visit.path, each.visit.call))
         guilty = {each.visit.path for each in found if any(fact.guilty for fact in each.facts)}
         for each in found:
@@ -185,12 +188,14 @@ class BackwardWatch:
         backward: Pass,
         paths: Counter[str],
         owners: dict[int, list[str]],
-    ) -> _Judged | None:
+    ) -> _Judged | str:
+        """Hold a call's gradients against the reference's; return why not, where that cannot be."""
+        if visit.hidden:
+            return "gradients also pass by what it keeps"
         actual = _actual_parameters(visit, task, backward, paths, owners)
         found = self._partners.of(visit, actual)
         if found is None:
-            self.notes["the reference has no module that stands for it"] += 1
-            return None
+            return "the reference has no module that stands for it"
         partner, path = found
         state: State | None = visit.setting
         try:
@@ -201,20 +206,16 @@ class BackwardWatch:
                         state.restore()
                     runs.append(gradients(partner, visit, task, wide=wide))
         except DifferentError as error:
-            self.notes[str(error)] += 1
-            return None
+            return str(error)
         except TooLargeError:
-            self.notes["its weights in float64 take too much memory"] += 1
-            return None
+            return "its weights in float64 take too much memory"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self.notes[f"the reference cannot run it: {type(error).__name__}"] += 1
-            return None
+            return f"the reference cannot run it: {type(error).__name__}"
         clean, exact = runs
         if not _same_forward(visit, exact, clean):
-            self.notes["its forward is not the reference's"] += 1
-            return None
+            return "its forward is not the reference's"
         self.judged += 1
         disturbed = _Disturbed(partner, visit, task, state, bool(exact.free) or path != visit.path)
         again = _Again(visit, task)
@@ -231,6 +232,14 @@ class BackwardWatch:
                 fact.reference_path = path
                 judged.facts.append(fact)
         return judged
+
+
+def _vouches(judged: _Judged, visit: Visit) -> bool:
+    """Whether a call was judged together with the work of one inside it."""
+    above = judged.visit
+    if above.position != visit.position or not _lies_in(visit.path, above.path):
+        return False
+    return any(_is_in(visit.path, free) for free in judged.free)
 
 
 class _Disturbed:

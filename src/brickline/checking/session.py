@@ -29,6 +29,7 @@ from brickline.checking.settling import settled
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key, is_compiled
+from brickline.checking.training import Weights
 
 Progress = Callable[[int, "int | None", str], None]
 
@@ -69,12 +70,15 @@ class Session:
         self._pairings: dict[int, Pairing] = {}
         self._compiled = is_compiled(candidate)
         self.backward = BackwardWatch(self.candidate, self.reference)
+        self._weights = Weights(candidate, self.reference.root)
+        self._stale: str | None = None
         self.dtype = working_dtype(candidate)
 
     def drive(self, drive: Callable[[Any], Any]) -> Any:
         """Drive the candidate as its user does, and check each call of its root."""
         with ExitStack() as stack:
             stack.callback(State(self.reference.root).restore)
+            stack.callback(self._weights.restore)
             stack.enter_context(self.candidate.stage.following())
             stack.enter_context(self.reference.stage.following())
             stack.enter_context(self.backward.following())
@@ -112,6 +116,9 @@ class Session:
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         number = len(self.positions)
+        # Gradients of the last call are held against the weights that made them.
+        self.backward.flush()
+        stale = self._weights.follow()
         function = self.backward.followed(function, number)
         call = Call.taken(args, kwargs)
         before, dice = State(self.candidate.root), RandomState()
@@ -131,11 +138,15 @@ class Session:
             after, dice_after = State(self.candidate.root), RandomState()
             position = Position(number, values=len(performance.recording.values))
             self.positions.append(position)
+            self._stale = self._stale or stale
+            position.problem = self._stale
             try:
-                self._examine(position, performance.recording, call, before, dice)
+                if self._stale is None:
+                    self._examine(position, performance.recording, call, before, dice)
             finally:
                 after.restore()
                 dice_after.restore()
+        self._weights.keep()
         if self._progress is not None:
             self._progress(number + 1, None, f"call {number}")
         return output

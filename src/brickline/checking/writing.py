@@ -10,7 +10,11 @@ from typing import Any
 import torch
 
 from brickline.adapters.torch_sites import brick_of
-from brickline.checking.backward_writing import backward_findings, backward_rows
+from brickline.checking.backward_writing import (
+    backward_findings,
+    backward_notes,
+    backward_rows,
+)
 from brickline.checking.facts import Fact
 from brickline.checking.session import Position, Session
 from brickline.checking.stage import INPUT, layer_of
@@ -187,7 +191,10 @@ class _Writer:
             notes.append(f"{unstable} values are not the same when the candidate runs again")
         if any(not each.facts and not each.problem for each in positions):
             notes.append("nothing of some calls could be compared")
-        total = sum(each.values for each in positions)
+        unseen = backward_notes(self.session.backward)
+        notes += unseen
+        # Gradients that nobody held against anything leave something to be shown.
+        total = sum(each.values for each in positions) + len(unseen)
         compared = sum(each.values for each in positions if each.ends_compared and not each.problem)
         return Coverage(compared, total, tuple(dict.fromkeys(notes)))
 
