@@ -275,7 +275,6 @@ class HostLibrary:
 def dlpack_facts(
     capsule: object, /
 ) -> tuple[int, tuple[int, ...], tuple[int, ...] | None, int, int, int, int, int, bool]: ...
-
 def fingerprint(
     address: int,
     dtype: int,
@@ -294,6 +293,7 @@ def launch_fingerprints(
     jobs: tuple[tuple[int, int, int, tuple[int, ...], tuple[int, ...] | None], ...],
     /,
 ) -> None: ...
+
 class CallBook:
     def __init__(
         self,

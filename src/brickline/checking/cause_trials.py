@@ -133,7 +133,7 @@ def _double(case: Case) -> torch.Tensor | None:
     return run_again(case.evidence, lambda each: each.double(), convert=widen)
 
 
-class _NoDropout(TorchFunctionMode):  # type: ignore[misc]
+class _NoDropout(TorchFunctionMode):
     """Leaves out every dropout that is called as a function."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -152,7 +152,7 @@ def _without_dropout(case: Case) -> Guess | None:
     return Guess("dropout", words, mended)
 
 
-class _Skip(TorchDispatchMode):  # type: ignore[misc]
+class _Skip(TorchDispatchMode):
     """Leaves out clamps, or casts to a shorter dtype, and notes which."""
 
     def __init__(self, what: str, dtype: torch.dtype) -> None:
@@ -200,7 +200,7 @@ def _without_clamps(case: Case) -> Guess | None:
     return Guess("saturation", words, mended)
 
 
-class _Swap(TorchDispatchMode):  # type: ignore[misc]
+class _Swap(TorchDispatchMode):
     """Calls one activation in place of another, and notes which are called."""
 
     def __init__(self, wanted: str | None = None, other: str | None = None) -> None:
@@ -258,7 +258,7 @@ def _with_other_activation(case: Case) -> Guess | None:
     return Guess("activation", f"{words}; exchanged, it is right", mended)
 
 
-class _Causal(TorchDispatchMode):  # type: ignore[misc]
+class _Causal(TorchDispatchMode):
     """Puts a causal mask in place of the one that scores are given before a softmax."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class _Causal(TorchDispatchMode):  # type: ignore[misc]
         self.hidden += int((hidden & ~later).sum()) // layers
 
 
-class _CausalCall(TorchFunctionMode):  # type: ignore[misc]
+class _CausalCall(TorchFunctionMode):
     """Makes the fused attention causal, or lets it see everything, or scales it as usual."""
 
     def __init__(self, **change: Any) -> None:

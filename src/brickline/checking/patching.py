@@ -65,9 +65,7 @@ def final_errors(
         mend: Gives what a module should have made, by the candidate's keys.
     """
     wanted = _floating(exact)
-    shares = Shares(
-        _distance(_outputs(recording), wanted), _distance(_floating(clean), wanted)
-    )
+    shares = Shares(_distance(_outputs(recording), wanted), _distance(_floating(clean), wanted))
     if shares.final is None:
         return shares
     for path in dict.fromkeys(each.modules[0] for each in guilty if each.modules):

@@ -248,7 +248,7 @@ def exported(evidence: Evidence) -> Recipe | None:
     return Recipe(make, {"program": program_bytes}, imports=("io",))
 
 
-class _Wrapped(torch.nn.Module):  # type: ignore[misc]
+class _Wrapped(torch.nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
