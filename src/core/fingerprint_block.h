@@ -373,7 +373,8 @@ void add_elements(const void* data, uint64_t first, uint64_t elements, const Str
         }
         uint64_t a = 0, b = 0;
         Lanes::nh(raw, BYTES, a, b);
-        sums.hash.add(mixed(a, b, number));
+        const Hash factors = factors_of(number);
+        sums.hash.add({a * factors.low, b * factors.high});
         if constexpr (!IS_VALUE) Lanes::template widen<T>(raw, values);
         const Ahead ahead = {reinterpret_cast<uintptr_t>(raw) + 2 * BYTES, LINE * sizeof(T)};
         block.take(IS_VALUE ? reinterpret_cast<const Value*>(raw) : values, number, count, ahead,

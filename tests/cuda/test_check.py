@@ -122,7 +122,7 @@ def test_a_broken_cuda_kernel_is_named() -> None:
     assert "5" in report.culprits[0].where
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_on_cuda_is_cleared(reference, dtype) -> None:
     candidate = torch.compile(copy.deepcopy(reference).to("cuda", dtype))

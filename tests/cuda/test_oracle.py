@@ -111,6 +111,7 @@ def test_a_triton_kernel_that_is_launched_past_torch_is_noticed() -> None:
     assert any("changed without an operation" in note for note in report.coverage.notes)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_a_compiled_module_is_held_at_its_boundary() -> None:
     model = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).cuda())
     with torch.no_grad():

@@ -5,6 +5,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -120,6 +121,15 @@ To as(From from) {
 
 inline void __syncthreads() { cuda_threads::wait(cuda_threads::team, blockDim.x); }
 inline void __syncwarp() { cuda_threads::wait(cuda_threads::warps[threadIdx.x / 32], 32); }
+inline bool __syncthreads_or(bool value) {
+    static bool found;
+    if (cuda_threads::team.waiting == 0) found = false;
+    found |= value;
+    __syncthreads();
+    const bool result = found;
+    __syncthreads();
+    return result;
+}
 inline void __threadfence() {}
 template <class T>
 T __shfl_sync(unsigned, T value, unsigned lane) { return cuda_threads::exchanged(value, lane); }
@@ -167,6 +177,41 @@ inline unsigned atomicCAS(unsigned* to, unsigned expected, unsigned value) {
     const unsigned before = *to;
     if (before == expected) *to = value;
     return before;
+}
+
+inline int __vimax3_s32(int a, int b, int c) { return std::max(std::max(a, b), c); }
+inline int __vimin3_s32(int a, int b, int c) { return std::min(std::min(a, b), c); }
+inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) { return std::max(std::max(a, b), c); }
+inline unsigned __vimin3_u32(unsigned a, unsigned b, unsigned c) { return std::min(std::min(a, b), c); }
+
+namespace cuda_threads {
+template <class Half, class Choice>
+unsigned of_halves(unsigned a, unsigned b, unsigned c, Choice choice) {
+    const auto of = [&](int shift) {
+        return unsigned(uint16_t(choice(choice(Half(a >> shift), Half(b >> shift)), Half(c >> shift)))) << shift;
+    };
+    return of(16) | of(0);
+}
+template <class Half>
+unsigned largest_halves(unsigned a, unsigned b, unsigned c) {
+    return of_halves<Half>(a, b, c, [](Half x, Half y) { return std::max(x, y); });
+}
+template <class Half>
+unsigned smallest_halves(unsigned a, unsigned b, unsigned c) {
+    return of_halves<Half>(a, b, c, [](Half x, Half y) { return std::min(x, y); });
+}
+}  // namespace cuda_threads
+inline unsigned __vimax3_s16x2(unsigned a, unsigned b, unsigned c) {
+    return cuda_threads::largest_halves<int16_t>(a, b, c);
+}
+inline unsigned __vimin3_s16x2(unsigned a, unsigned b, unsigned c) {
+    return cuda_threads::smallest_halves<int16_t>(a, b, c);
+}
+inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) {
+    return cuda_threads::largest_halves<uint16_t>(a, b, c);
+}
+inline unsigned __vimin3_u16x2(unsigned a, unsigned b, unsigned c) {
+    return cuda_threads::smallest_halves<uint16_t>(a, b, c);
 }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }

@@ -50,10 +50,10 @@ def hash_of(data: bytes, item: int) -> tuple[int, int]:
         t = [(int(w) + mix32((k + 0x5BD1E995) & M32)) & M32 for k, w in enumerate(words)]
         a = sum(t[n] * t[n + 1] + t[n + 2] * t[n + 3] for n in range(0, len(t), 4)) & M64
         b = sum(t[n] * t[n + 3] + t[n + 2] * t[n + 1] for n in range(0, len(t), 4)) & M64
-        mixed = mix64((a + block * 0x9E3779B97F4A7C15 + 0x243F6A8885A308D3) & M64)
-        low += mixed
-        high += mix64(((b ^ mixed) + block * 0xD1342543DE82EF95 + 0x13198A2E03707344) & M64)
-    return low & M64, high & M64
+        low += a * (mix64((block + 0x243F6A8885A308D3) & M64) | 1)
+        high += b * (mix64((block + 0x13198A2E03707344) & M64) | 1)
+    mixed = mix64(low & M64)
+    return mixed, mix64((high & M64) ^ mixed)
 
 
 def limits(array: np.ndarray) -> tuple[float, float, float]:

@@ -65,7 +65,8 @@ def _product_rule(fan_in: Callable[[Call], int]) -> Callable[[Call, Exact], Any]
         path, stored = _partial_sums(call)
         more: dict[str, Any] = {"path": path, "input_unit": matmul_input_unit(call)}
         if stored is not None:
-            more |= {"stored": SPLIT * stored, "stored_sd": SPLIT_SD * stored}
+            many = _root_of_parts(call)
+            more |= {"stored": SPLIT * many * stored, "stored_sd": SPLIT_SD * many * stored}
         return budgets(call, exact, fan_in(call), **more)
 
     return apply
@@ -105,11 +106,25 @@ def _partial_sums(call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]
     return None, (mean + parts).sqrt() * alpha + added
 
 
+def _tiles(call: Call) -> int:
+    """Return how many blocks of 64 x 64 a product's output has."""
+    shape = [call.get(name).shape for name in _FACTORS[call.name]]
+    return int(-(-shape[0][-2] // 64) * -(-shape[1][-1] // 64))
+
+
+def _root_of_parts(call: Call) -> float:
+    """Return how errors grow when a sum is cut into as many parts as keep a GPU busy.
+
+    An output of few tiles leaves the multiprocessors to the sum; each part adds its rounding.
+    """
+    length = call.get(_FACTORS[call.name][0]).shape[-1]
+    parts = min(length / 64, MULTIPROCESSORS / max(_tiles(call), 1))
+    return math.sqrt(max(parts / USUAL_PARTS, 1.0))
+
+
 def _parts_are_narrow(call: Call) -> bool:
     """Whether CUDA may split a product's sum and add the parts in the inputs' dtype."""
-    shape = [call.get(name).shape for name in _FACTORS[call.name]]
-    tiles = -(-shape[0][-2] // 64) * -(-shape[1][-1] // 64)
-    if call.device != "cuda" or tiles > MOST_TILES:
+    if call.device != "cuda" or _tiles(call) > MOST_TILES:
         return False
     settings = torch.backends.cuda.matmul
     narrow = {
@@ -122,6 +137,8 @@ def _parts_are_narrow(call: Call) -> bool:
 
 SPLIT, SPLIT_SD = 3.0, 0.35
 """Largest error of adding the parts and its spread, in units of u_in and their root of squares."""
+MULTIPROCESSORS, USUAL_PARTS = 132, 1.0
+"""Parts that a large GPU may cut one tile's sum into, and those that SPLIT speaks of."""
 MOST_TILES = 1024
 """Outputs of more tiles keep a GPU busy without splitting sums."""
 _PLAIN = frozenset({"aten::mm", "aten::bmm"})

@@ -7,13 +7,14 @@
 //
 //     i = 1024 * block + 64 * line + column          0 <= line < 16, 0 <= column < 64
 //
-// HASH    Two 64-bit numbers, each a sum over blocks of a mix that is salted with the block's
-//         number. Of a block goes into the mix what its bytes (zeros beyond the end of the tensor),
-//         as 32-bit words w, make of its keys k, with t = w + k modulo 2^32:
+// HASH    Two 64-bit numbers, each a sum over blocks, times an odd factor of the block's own. Of a
+//         block it takes what its bytes (zeros beyond the end of the tensor), as 32-bit words w, make
+//         of its keys k, with t = w + k modulo 2^32:
 //             a = Σ t[4n] t[4n+1] + t[4n+2] t[4n+3]       b = Σ t[4n] t[4n+3] + t[4n+2] t[4n+1]
-//             hash[0] += mixed = mix64(a + salt)          hash[1] += mix64((b ^ mixed) + salt')
-//         Each word has a key of its own, so a moved word changes a and b; the mix is a bijection
-//         of (a, b), so a changed block changes the sum.
+//             low = Σ a factor(block)                     high = Σ b factor'(block)
+//         Each word has a key of its own, so a moved word changes a and b; factors are odd, so a
+//         changed block changes the sums. A bijection of (low, high) is the hash. All of it is a sum
+//         of products: threads may share a block in any way, and add up once, at the end.
 // SKETCH  sketch[bucket(i)] += sign(i) * x[i], for finite x. Linear: the sketch of a difference is
 //         the difference of the sketches, and its norm estimates that of the difference.
 //             place  = column ^ (4 * line ^ line % 4)     elements of a line never meet; those of a
@@ -44,8 +45,6 @@ inline constexpr int BLOCK = LINE * LINES;
 inline constexpr int QUAD = 4;
 inline constexpr int QUADS = LINE / QUAD;
 inline constexpr int KEYS = 2 * BLOCK;  // words of the widest block
-
-inline constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15ull;
 
 // --- Mixing -------------------------------------------------------------------------------------
 
@@ -87,11 +86,14 @@ struct Hash {
     BRICKLINE_INLINE void add(const Hash& other) { low += other.low, high += other.high; }
 };
 
-// What a block adds to the hash.
-BRICKLINE_INLINE constexpr Hash mixed(uint64_t a, uint64_t b, uint64_t block) {
-    const uint64_t low = mix64(a + block * GOLDEN + 0x243f6a8885a308d3ull);
-    const uint64_t high = mix64((b ^ low) + block * 0xd1342543de82ef95ull + 0x13198a2e03707344ull);
-    return {low, high};
+// By what a and b of a block count.
+BRICKLINE_INLINE constexpr Hash factors_of(uint64_t block) {
+    return {mix64(block + 0x243f6a8885a308d3ull) | 1, mix64(block + 0x13198a2e03707344ull) | 1};
+}
+// The hash, of the sums over all blocks; that of no elements is 0.
+BRICKLINE_INLINE constexpr Hash mixed(const Hash& sums) {
+    const uint64_t low = mix64(sums.low);
+    return {low, mix64(sums.high ^ low)};
 }
 
 BRICKLINE_INLINE constexpr uint64_t nonfinite_term(uint64_t index, uint32_t kind) {
@@ -219,7 +221,8 @@ BRICKLINE_INLINE bool count_unusual(Counts& counts, typename Numbers<T>::Value x
 BRICKLINE_INLINE void finish(const Sums& sums, uint64_t elements, FingerprintRow& row) {
     const bool has_finite = sums.minimum <= sums.maximum;
     double total = 0;
-    row.hash[0] = sums.hash.low, row.hash[1] = sums.hash.high;
+    const Hash hash = mixed(sums.hash);
+    row.hash[0] = hash.low, row.hash[1] = hash.high;
     for (uint32_t k = 0; k < SKETCH_BUCKETS; ++k) row.sketch[k] = sums.sketch[k];
     for (uint32_t k = 0; k < STRIPES; ++k) {
         row.rows[k] = static_cast<float>(sums.rows[k]);
@@ -276,7 +279,7 @@ inline constexpr uint32_t PARTIAL_WORDS = 144;     // 64-bit words that a team l
 inline constexpr uint32_t COUNTER_BYTES = 256;     // before the first of those
 
 // Shared memory of a team: its own, and a double per stripe and thread.
-inline constexpr uint32_t TEAM_BYTES = 13456;
+inline constexpr uint32_t TEAM_BYTES = 20176;
 inline constexpr uint32_t THREAD_BYTES = STRIPES * 8;
 
 template <uint32_t COUNT>

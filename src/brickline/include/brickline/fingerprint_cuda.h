@@ -6,6 +6,9 @@
 // block to the last and the sketch stays in its registers. Since places are columns, turned, what a
 // thread loads is a permuted vector of the line, and a warp still loads whole lines.
 //
+// Nearly all blocks of large tensors are whole and lie in one cell of the stripes, and nearly all values
+// are usual. For them there is a path without branches, in which the additions of many elements overlap.
+//
 // At the end the threads of a CUDA block (a team) add up, each team leaves a partial result, and the
 // last team to finish adds those in their order. Nothing depends on who is last.
 
@@ -38,12 +41,27 @@ inline constexpr uint32_t INTEGERS = 138;  // from DOUBLES up to here, sums of i
 
 inline constexpr uint32_t ALL = 0xffffffffu;
 
+// What a warp leaves: of rows and columns the stripe that it held last.
+struct WarpSums {
+    double sketch[SKETCH_BUCKETS];
+    double l1, squares, row, column;
+    uint64_t hash[2];
+    double low, high;
+    uint32_t row_stripe, column_stripe;
+};
+
+struct BlockFacts {
+    Hash factors;
+    uint64_t turn;
+};
+
 // Shared memory of a team: one Partial, the keys, the parts of its warps, and the column stripes of
-// every thread for itself: columns[stripe * threads + thread].
+// every thread for itself: columns[stripe * threads + thread]. Those are cleared by who needs them.
 struct TeamMemory {
     Partial sums;
     uint32_t key[KEYS];
-    double warp[8][SKETCH_BUCKETS];
+    WarpSums warp[8];
+    BlockFacts facts[8][32];  // of the next blocks of each warp
     uint32_t is_last;
 };
 static_assert((sizeof(TeamMemory) + 15) / 16 * 16 == TEAM_BYTES, "");
@@ -60,11 +78,15 @@ BRICKLINE_INLINE Value sum_over_warp(Value value) {
     for (uint32_t mask = 16; mask; mask /= 2) value += from_lane(value, mask);
     return value;
 }
-BRICKLINE_INLINE double flipped(double value, uint32_t sign) {  // by the top bit of `sign`
-    return __hiloint2double(__double2hiint(value) ^ static_cast<int>(sign & 0x80000000u),
-                            __double2loint(value));
+// Of two values, sums over the warp: the lower lanes get the first, the upper lanes the second.
+template <class Value>
+BRICKLINE_INLINE Value sums_of_two(Value first, Value second, bool is_upper) {
+    Value mine = is_upper ? second : first;
+    mine += from_lane(is_upper ? first : second, 16);
+    BRICKLINE_UNROLL
+    for (uint32_t mask = 8; mask; mask /= 2) mine += from_lane(mine, mask);
+    return mine;
 }
-
 // A quotient; nearly always of numbers for which 32 bits suffice.
 BRICKLINE_INLINE uint64_t quotient(uint64_t a, uint64_t b) {
     if ((a | b) >> 32) return a / b;
@@ -75,6 +97,87 @@ BRICKLINE_INLINE float larger(float a, float b) { return fmaxf(a, b); }
 BRICKLINE_INLINE double smaller(double a, double b) { return b < a ? b : a; }
 BRICKLINE_INLINE double larger(double a, double b) { return b > a ? b : a; }
 
+// Values whose bits are a sign and a magnitude, one to a word or two, as the extremes of those bits.
+// Bits as signed numbers have the largest positive value on top, as unsigned ones the most negative.
+template <class T> struct Bits { static constexpr bool IS_KNOWN = false; };
+template <> struct Bits<float> {
+    static constexpr bool IS_KNOWN = true;
+    static constexpr uint32_t SIGN = 0x80000000u, TINY = 0x00800000u, MOST = 0x7f7fffffu;
+};
+template <uint32_t SMALLEST_NORMAL, uint32_t HIGHEST>
+struct HalfBits {
+    static constexpr bool IS_KNOWN = true;
+    static constexpr uint32_t SIGN = 0x80008000u, TINY = SMALLEST_NORMAL * 0x10001u;
+    static constexpr uint32_t MOST = HIGHEST * 0x10001u;
+};
+template <> struct Bits<bf16> : HalfBits<0x0080, 0x7f7f> {};
+template <> struct Bits<f16> : HalfBits<0x0400, 0x7bff> {};
+
+template <class T>
+struct BitRange {
+    using B = Bits<T>;
+    static constexpr bool IS_WORD = sizeof(T) == 4;
+    static constexpr uint32_t ONE = IS_WORD ? 1 : 0x10001u;
+
+    uint32_t top = B::SIGN, bottom = 0, least = ~0u, nearest = ~B::SIGN;
+
+    BRICKLINE_INLINE void add(uint32_t a, uint32_t b) {
+        if constexpr (IS_WORD) {
+            top = static_cast<uint32_t>(__vimax3_s32(int(top), int(a), int(b)));
+            bottom = __vimax3_u32(bottom, a, b);
+            least = __vimin3_u32(least, a, b);
+            nearest = static_cast<uint32_t>(__vimin3_s32(int(nearest), int(a), int(b)));
+        } else {
+            top = __vimax3_s16x2(top, a, b);
+            bottom = __vimax3_u16x2(bottom, a, b);
+            least = __vimin3_u16x2(least, a, b);
+            nearest = __vimin3_s16x2(nearest, a, b);
+        }
+    }
+    // Whether all values are normal, finite and below the largest.
+    BRICKLINE_INLINE bool is_usual() const {
+        constexpr uint32_t HIGH = B::MOST - ONE, LOW = B::SIGN | HIGH, NEAR = B::SIGN | B::TINY;
+        if constexpr (IS_WORD) {
+            return int(top) <= int(HIGH) && bottom <= LOW && least >= B::TINY && int(nearest) >= int(NEAR);
+        } else {  // a half that is beyond its limit changes it
+            return ((__vimax3_s16x2(top, HIGH, HIGH) ^ HIGH) | (__vimax3_u16x2(bottom, LOW, LOW) ^ LOW) |
+                    (__vimin3_u16x2(least, B::TINY, B::TINY) ^ B::TINY) |
+                    (__vimin3_s16x2(nearest, NEAR, NEAR) ^ NEAR)) == 0;
+        }
+    }
+    // Lowers and raises to the extremes of what was added, if anything was.
+    BRICKLINE_INLINE void extend(float& low, float& high) const {
+        if (least == ~0u) return;
+        BRICKLINE_UNROLL
+        for (int half = 0; half < (IS_WORD ? 1 : 2); ++half) {
+            const bool has_positive = !(part(top, half) >> SIGN_BIT);
+            const bool has_negative = part(bottom, half) >> SIGN_BIT;
+            low = smaller(low, value(part(has_negative ? bottom : least, half)));
+            high = larger(high, value(part(has_positive ? top : least, half)));
+        }
+    }
+
+  private:
+    static constexpr int SIGN_BIT = IS_WORD ? 31 : 15;
+
+    BRICKLINE_INLINE static uint32_t part(uint32_t word, int half) {
+        return IS_WORD ? word : word >> 16 * half & 0xffff;
+    }
+    BRICKLINE_INLINE static float value(uint32_t bits) {
+        if constexpr (IS_WORD) {
+            return platform::float_of(bits);
+        } else {
+            const uint16_t narrow = static_cast<uint16_t>(bits);
+            T element;
+            platform::copy_bits(element, narrow);
+            return value_of(element);
+        }
+    }
+};
+struct NoRange {};
+template <class T, bool IS_KNOWN = Bits<T>::IS_KNOWN> struct RangeOf { using Type = NoRange; };
+template <class T> struct RangeOf<T, true> { using Type = BitRange<T>; };
+
 template <class T>
 class Taker {
     using N = Numbers<T>;
@@ -84,7 +187,8 @@ class Taker {
     static constexpr int LINES_AT_ONCE = 32 / LANES;
     static constexpr int ROUNDS = LINES / LINES_AT_ONCE;  // lines of a thread, consecutive
     static constexpr int WORDS = GROUP * sizeof(T) / 4;   // of a group
-    static constexpr int AHEAD = GROUP == 4 ? 4 : 2;  // lines that are loaded together
+    static constexpr int AHEAD = sizeof(T) == 2 || sizeof(T) == 4 ? 4 : 2;  // lines that are loaded together
+    static constexpr bool HAS_RANGE = Bits<T>::IS_KNOWN;
     static_assert(ROUNDS % 4 == 0, "of four lines it is fixed how each is turned");
 
     struct Raw {
@@ -99,21 +203,41 @@ class Taker {
     __device__ Taker(const Job& job, TeamMemory& team, double* columns)
         : m_job(job), m_team(team), m_columns(columns + threadIdx.x), m_lane(threadIdx.x % 32) {}
 
+    // Has the first block come nearer while there is something else to do.
+    __device__ void prepare() const {
+        const uint64_t block = first_block();
+        if (m_job.axes == 0 && block < m_job.elements / BLOCK) fetch(block);
+    }
+
     // All blocks of this warp.
     __device__ void take() {
-        const uint32_t warps = blockDim.x / 32;
-        const uint64_t stride = static_cast<uint64_t>(m_job.teams) * warps;
-        const uint64_t blocks = (m_job.elements + BLOCK - 1) / BLOCK;
-        uint64_t block = static_cast<uint64_t>(blockIdx.x - m_job.first_team) * warps + threadIdx.x / 32;
-        if (block >= blocks) return;
-        m_row = quotient(block * BLOCK, m_job.stripes.columns);
-        m_column = block * BLOCK - m_row * m_job.stripes.columns;
+        const uint64_t stride = static_cast<uint64_t>(m_job.teams) * (blockDim.x / 32);
+        const uint64_t blocks = (m_job.elements + BLOCK - 1) / BLOCK, first = first_block();
+        if (first >= blocks) return;
+        m_row = quotient(first * BLOCK, m_job.stripes.columns);
+        m_column = first * BLOCK - m_row * m_job.stripes.columns;
         m_row_stripe = static_cast<uint32_t>(quotient(m_row, m_job.stripes.height));
-        m_held_stripe = m_row_stripe;
-        uint32_t round = 0;
-        for (; block < blocks; block += stride) {
-            if (m_job.axes == 0) fetch_ahead(block + stride);
-            take_block(block, round++);
+        m_held_row = m_row_stripe;
+        m_held_column = static_cast<uint32_t>(quotient(m_column, m_job.stripes.width));
+        const uint64_t whole = m_job.axes == 0 ? m_job.elements / BLOCK : 0;
+        m_whole = first < whole ? static_cast<uint32_t>(quotient(whole - 1 - first, stride)) + 1 : 0;
+        for (uint64_t block = first; block < blocks;) {
+            find_stripes();
+            double sum = 0;
+            if (m_number < m_whole && m_is_uniform) {
+                const uint32_t count = blocks_alike();
+                m_column += (count - 1) * m_job.step_columns;
+#pragma unroll 1
+                for (const uint32_t end = m_number + count; m_number < end; block += stride) {
+                    take_block<true>(block, stride, sum);
+                }
+                m_row_sum += sum;
+                m_column_sum += sum;
+            } else {
+                own_columns();
+                take_block<false>(block, stride, sum);
+                block += stride;
+            }
             m_row += m_job.step_rows;
             m_column += m_job.step_columns;
             if (m_column >= m_job.stripes.columns) {
@@ -121,111 +245,149 @@ class Taker {
                 ++m_row;
             }
         }
-        mix_held(round % 16);
-        flush_row(m_held_stripe);
     }
 
-    // Adds what this thread has to the team's sums; all threads of the team come here.
+    // Leaves what this warp has to its team; all threads of the team come here.
     __device__ void give() {
+        WarpSums& mine = m_team.warp[threadIdx.x / 32];
+        const bool is_upper = m_lane >= 16;
         turn_sums(0);
+        give_sketch(mine.sketch);
+        const double norm = sums_of_two(m_l1[0] + m_l1[1], m_squares[0] + m_squares[1], is_upper);
+        const double sum = sums_of_two(m_row_sum, m_column_sum, is_upper);
+        const uint64_t hash = sums_of_two(m_hash.low, m_hash.high, is_upper);
+        if constexpr (HAS_RANGE) m_range.extend(m_low, m_high);
+        Value low = m_low, high = m_high;
         BRICKLINE_UNROLL
-        for (int k = 0; k < GROUP; ++k) {
-            BRICKLINE_UNROLL
-            for (int mask = LANES; mask < 32; mask *= 2) m_sketch[k] += from_lane(m_sketch[k], mask);
-            if (m_lane < LANES) m_team.warp[threadIdx.x / 32][m_lane * GROUP + k] = m_sketch[k];
+        for (uint32_t mask = 16; mask; mask /= 2) {
+            low = smaller(low, __shfl_xor_sync(ALL, low, mask));
+            high = larger(high, __shfl_xor_sync(ALL, high, mask));
         }
-        add_to_team(m_team.sums.l1, m_l1[0] + m_l1[1]);
-        add_to_team(m_team.sums.squares, m_squares[0] + m_squares[1]);
-        add_to_team(m_team.sums.hash[0], m_hash.low);
-        add_to_team(m_team.sums.hash[1], m_hash.high);
+        if (m_lane % 16 == 0) {
+            (is_upper ? mine.squares : mine.l1) = norm;
+            (is_upper ? mine.column : mine.row) = sum;
+            mine.hash[is_upper] = hash;
+        }
+        if (m_lane == 0) {
+            mine.row_stripe = m_held_row, mine.column_stripe = m_held_column;
+            mine.low = low, mine.high = high;
+        }
         if (__any_sync(ALL, m_zeros | m_subnormals | m_saturated)) {
             add_to_team(m_team.sums.zeros, static_cast<uint64_t>(m_zeros));
             add_to_team(m_team.sums.subnormals, static_cast<uint64_t>(m_subnormals));
             add_to_team(m_team.sums.saturated, static_cast<uint64_t>(m_saturated));
         }
-        Value low = m_low, high = m_high;
-        BRICKLINE_UNROLL
-        for (uint32_t mask = 16; mask; mask /= 2) {
-            const Value other_low = __shfl_xor_sync(ALL, low, mask);
-            const Value other_high = __shfl_xor_sync(ALL, high, mask);
-            low = other_low < low ? other_low : low;
-            high = other_high > high ? other_high : high;
-        }
-        if (m_lane == 0) lower_and_raise(low, high);
     }
+    __device__ bool owns_columns() const { return m_owns_columns; }
 
   private:
-    __device__ void add_to_team(double& to, double value) {
-        value = sum_over_warp(value);
-        if (m_lane == 0) atomicAdd(&to, value);
+    __device__ uint64_t first_block() const {
+        return static_cast<uint64_t>(blockIdx.x - m_job.first_team) * (blockDim.x / 32) + threadIdx.x / 32;
     }
     __device__ void add_to_team(uint64_t& to, uint64_t value) {
         value = sum_over_warp(value);
         if (m_lane == 0) atomicAdd(reinterpret_cast<unsigned long long*>(&to), value);
     }
-    // Doubles in their order as integers: with the sign bit flipped, or all bits where it is set.
-    __device__ static uint64_t ordered(double value) {
-        const uint64_t bits = static_cast<uint64_t>(__double_as_longlong(value + 0.0));
-        return bits >> 63 ? ~bits : bits | 1ull << 63;
-    }
-    __device__ void lower_and_raise(double low, double high) {
-        if (!(low <= high)) return;
-        using Word = unsigned long long;
-        atomicMin(reinterpret_cast<Word*>(&m_team.sums.minimum), static_cast<Word>(ordered(low)));
-        atomicMax(reinterpret_cast<Word*>(&m_team.sums.maximum), static_cast<Word>(ordered(high)));
+    // Threads with the same places add up: each time one half of them takes one half of the places.
+    __device__ void give_sketch(double* sketch) {
+        uint32_t at = m_lane % LANES * GROUP;
+        int count = GROUP;
+        BRICKLINE_UNROLL
+        for (int mask = 16; mask >= LANES; mask /= 2) {
+            const bool is_upper = m_lane & mask;
+            count /= 2;
+            BRICKLINE_UNROLL
+            for (int k = 0; k < GROUP / 2; ++k) {
+                if (k >= count) continue;
+                const double kept = is_upper ? m_sketch[k + count] : m_sketch[k];
+                const double given = is_upper ? m_sketch[k] : m_sketch[k + count];
+                m_sketch[k] = kept + from_lane(given, mask);
+            }
+            if (is_upper) at += count;
+        }
+        BRICKLINE_UNROLL
+        for (int k = 0; k < GROUP * LANES / 32; ++k) sketch[at + k] = m_sketch[k];
     }
 
-    __device__ void take_block(uint64_t block, uint32_t round) {
-        const uint32_t turn = turn_of(block);
+    // How many blocks of this warp from this one on, which is whole, are whole and in its cell.
+    __device__ uint32_t blocks_alike() const {
+        if (m_job.step_rows) return 1;
+        const uint64_t left = m_whole - m_number - 1;
+        const uint64_t here = quotient(m_cell_end - BLOCK - m_column, m_job.step_columns);
+        return static_cast<uint32_t>(left < here ? left : here) + 1;
+    }
+
+    // A block; IS_FAST: it is whole, contiguous, and in one cell of the stripes.
+    template <bool IS_FAST>
+    __device__ __forceinline__ void take_block(uint64_t block, uint64_t stride, double& sum) {
+        BlockFacts* const facts = m_team.facts[threadIdx.x / 32];
+        if (m_number % 32 == 0) {  // 32 lanes find those of 32 blocks at once
+            const uint64_t mine = block + m_lane * stride;
+            __syncwarp();
+            facts[m_lane] = {factors_of(mine), turn_of(mine)};
+            __syncwarp();
+        }
+        const Hash factors = facts[m_number % 32].factors;
+        const uint32_t turn = static_cast<uint32_t>(facts[m_number % 32].turn);
+        const bool is_whole = m_number < m_whole;
+        if (++m_number < m_whole) fetch(block + stride);
         turn_sums(turn % GROUP);
         const uint32_t place_group = (m_lane % LANES) ^ (turn / GROUP);
         const uint32_t first_line = m_lane / LANES * ROUNDS;
         const uint32_t half = signs_of(block * LINES + m_lane % 16, m_lane / 16);
         const uint32_t sign_lane = first_line + place_group * GROUP / 32 * 16;
-        const uint32_t sign_shift = place_group * GROUP % 32;
-        find_stripes();
-        m_block_sum = 0;
+        const SignLanes signs = {half, sign_lane, place_group * GROUP % 32};
         uint64_t a = 0, b = 0;
-        const bool is_whole = m_job.axes == 0 && (block + 1) * BLOCK <= m_job.elements;
-        const SignLanes sign_lanes = {half, sign_lane, sign_shift};
-#pragma unroll 1
-        for (uint32_t from = 0; from < ROUNDS; from += 4) {
+        if constexpr (IS_FAST) {
             BRICKLINE_UNROLL
-            for (int part = 0; part < 4; part += AHEAD) {
-                take_lines(block, first_line, from, part, place_group, is_whole, sign_lanes, a, b);
+            for (int from = 0; from < ROUNDS; from += AHEAD) {
+                Lines lines = located(first_line + from, place_group);
+                load_lines(block, lines);
+                take_lines<true>(block, from, from % 4, lines, true, signs, sum, a, b);
+            }
+        } else {
+#pragma unroll 1
+            for (uint32_t from = 0; from < ROUNDS; from += 4) {
+                BRICKLINE_UNROLL
+                for (int part = 0; part < 4; part += AHEAD) {
+                    Lines lines = located(first_line + from + part, place_group);
+                    if (is_whole) load_lines(block, lines);
+                    else lines = gathered(m_job, block, lines);
+                    take_lines<false>(block, from + part, part, lines, is_whole, signs, sum, a, b);
+                }
             }
         }
-        if (m_is_uniform) {
-            m_columns[m_column_stripe * blockDim.x] += m_block_sum;
-            m_row_sum += m_block_sum;
-        }
-        hold(a, b, block, round);
+        m_hash.add({a * factors.low, b * factors.high});
     }
 
     struct SignLanes {  // which lane has a line's signs, and where in its word they are
         uint32_t word, lane, shift;
     };
 
-    // Lines `from` + `part` and on of this thread, AHEAD of them.
-    __device__ __forceinline__ void take_lines(uint64_t block, uint32_t first_line, uint32_t from,
-                                               int part, uint32_t place_group, bool is_whole,
-                                               const SignLanes& signs, uint64_t& a, uint64_t& b) {
+    // Where lines `line` and on of a block have what belongs to this thread.
+    __device__ static Lines located(uint32_t line, uint32_t place_group) {
         Lines lines;
         BRICKLINE_UNROLL
         for (uint32_t k = 0; k < AHEAD; ++k) {
-            const uint32_t line = first_line + from + part + k;
-            lines.at[k] = line * LINE + (place_group ^ (QUAD * line / GROUP)) * GROUP;
-            if (is_whole) lines.raw[k] = load(block, lines.at[k]);
+            lines.at[k] = (line + k) * LINE + (place_group ^ (QUAD * (line + k) / GROUP)) * GROUP;
         }
-        if (!is_whole) lines = gathered(m_job, block, lines);
+        return lines;
+    }
+
+    // Lines `from` and on of this thread, AHEAD of them; `part` is known to be from % 4.
+    template <bool IS_FAST>
+    __device__ __forceinline__ void take_lines(uint64_t block, uint32_t from, int part, Lines& lines,
+                                               bool is_whole, const SignLanes& signs, double& sum,
+                                               uint64_t& a, uint64_t& b) {
         BRICKLINE_UNROLL
         for (int k = 0; k < AHEAD; ++k) hash_group(lines.raw[k], lines.at[k], a, b);
         check(lines, block, is_whole);
         BRICKLINE_UNROLL
         for (int k = 0; k < AHEAD; ++k) {
-            const uint32_t word = __shfl_sync(ALL, signs.word, signs.lane + from + part + k);
+            const uint32_t word = __shfl_sync(ALL, signs.word, signs.lane + from + k);
             const int line = part + k;  // of four
-            sum_group(lines.raw[k], (QUAD * line ^ line) % GROUP, word >> signs.shift, lines.at[k]);
+            const int turn = (QUAD * line ^ line) % GROUP;
+            sum_group<IS_FAST>(lines.raw[k], turn, word >> signs.shift, lines.at[k], sum);
         }
     }
 
@@ -248,19 +410,22 @@ class Taker {
 
     // --- Elements ---
 
-    __device__ void fetch_ahead(uint64_t block) const {
-        const uint64_t at = block * BLOCK * sizeof(T) + m_lane * 128;
+    // Brings a whole block nearer.
+    __device__ void fetch(uint64_t block) const {
+        constexpr uint32_t BYTES = BLOCK * sizeof(T);
         BRICKLINE_UNROLL
-        for (uint32_t k = 0; k < (BLOCK * sizeof(T) + 4095) / 4096; ++k) {
-            const bool is_there = m_lane * 128 + k * 4096 < BLOCK * sizeof(T) &&
-                                  at + k * 4096 < m_job.elements * sizeof(T);
-            if (is_there) BRICKLINE_FETCH_AHEAD(m_job.data + at + k * 4096);
+        for (uint32_t k = 0; k < BYTES; k += 4096) {
+            const uint32_t at = m_lane * 128 + k;
+            if (at < BYTES) BRICKLINE_FETCH_AHEAD(m_job.data + block * BYTES + at);
         }
     }
 
-    __device__ Raw load(uint64_t block, uint32_t at) const {
-        const char* const data = reinterpret_cast<const char*>(m_job.data);
-        return platform::load_streamed<Raw>(data + (block * BLOCK + at) * sizeof(T));
+    __device__ void load_lines(uint64_t block, Lines& lines) const {
+        const char* const data = reinterpret_cast<const char*>(m_job.data + block * (BLOCK * sizeof(T)));
+        BRICKLINE_UNROLL
+        for (int k = 0; k < AHEAD; ++k) {
+            lines.raw[k] = platform::load_streamed<Raw>(data + lines.at[k] * sizeof(T));
+        }
     }
 
     // One by one, by strides; zeros beyond the end.
@@ -309,25 +474,6 @@ class Taker {
         }
     }
 
-    // Sums of a block over the warp. Lanes 0 to 15 hold a of sixteen blocks, the others their b, and
-    // when they are full each pair is mixed at once.
-    __device__ void hold(uint64_t a, uint64_t b, uint64_t block, uint32_t round) {
-        const bool is_upper = m_lane >= 16;
-        uint64_t mine = is_upper ? b : a;
-        mine += from_lane(is_upper ? a : b, 16);
-        BRICKLINE_UNROLL
-        for (uint32_t mask = 8; mask; mask /= 2) mine += from_lane(mine, mask);
-        if (m_lane % 16 == round % 16) {
-            m_held = mine;
-            m_held_block = block;
-        }
-        if (round % 16 == 15) mix_held(16);
-    }
-    __device__ void mix_held(uint32_t held) {
-        const uint64_t other = from_lane(m_held, 16);
-        if (m_lane < held) m_hash.add(mixed(m_held, other, m_held_block));
-    }
-
     // --- Stripes ---
 
     // Where the block begins, and how far its stripes and its row go, at most 2 * BLOCK. Most blocks
@@ -348,7 +494,8 @@ class Taker {
         m_is_uniform = m_column + BLOCK <= m_cell_end;
         // Whether no row of the block is beyond its row stripe.
         m_has_one_row_stripe = m_rows_left > BLOCK || m_rows_left * stripes.columns >= BLOCK + m_column;
-        if (m_row_stripe != m_held_stripe) flush_row(m_row_stripe);
+        if (m_row_stripe != m_held_row) flush_row(m_row_stripe);
+        if (m_column_stripe != m_held_column) flush_column(m_column_stripe);
     }
     __device__ static uint32_t clipped(uint64_t length) {
         return static_cast<uint32_t>(length < 2 * BLOCK ? length : 2 * BLOCK);
@@ -380,15 +527,42 @@ class Taker {
     // All threads of the warp hold the same stripe, and come here together.
     __device__ void flush_row(uint32_t next) {
         const double sum = sum_over_warp(m_row_sum);
-        if (m_lane == 0) atomicAdd(&m_team.sums.rows[m_held_stripe], sum);
+        if (m_lane == 0) atomicAdd(&m_team.sums.rows[m_held_row], sum);
         m_row_sum = 0;
-        m_held_stripe = next;
+        m_held_row = next;
+    }
+    __device__ void flush_column(uint32_t next) {
+        own_columns();
+        m_columns[m_held_column * blockDim.x] += m_column_sum;
+        m_column_sum = 0;
+        m_held_column = next;
+    }
+    __device__ void own_columns() {
+        if (m_owns_columns) return;
+        m_owns_columns = true;
+        for (uint32_t k = 0; k < STRIPES; ++k) m_columns[k * blockDim.x] = 0;
     }
 
     // --- Values ---
 
     // Extremes, and whatever is unusual: counted, and zero from then on where it is not finite.
     __device__ void check(Lines& lines, uint64_t block, bool is_whole) {
+        if constexpr (HAS_RANGE) {
+            auto range = m_range;
+            BRICKLINE_UNROLL
+            for (int line = 0; line < AHEAD; ++line) {
+                BRICKLINE_UNROLL
+                for (int k = 0; k < WORDS; k += 2) {
+                    range.add(lines.raw[line].word[k], lines.raw[line].word[k + 1]);
+                }
+            }
+            if (is_whole && range.is_usual()) m_range = range;
+            else check_each(lines, block);
+        } else {
+            check_values(lines, block, is_whole);
+        }
+    }
+    __device__ void check_values(Lines& lines, uint64_t block, bool is_whole) {
         constexpr Value MOST = N::LOWEST < 0 && -N::LOWEST < N::HIGHEST ? -N::LOWEST : N::HIGHEST;
         bool is_usual = is_whole;
         Value low = m_low, high = m_high;
@@ -408,21 +582,25 @@ class Taker {
             m_low = low, m_high = high;
             return;
         }
+        check_each(lines, block);
+    }
+    __device__ void check_each(Lines& lines, uint64_t block) {
         const Checked found = checked({lines, m_low, m_high}, block * BLOCK, m_job, m_team.sums);
         m_low = found.low, m_high = found.high;
         m_zeros += found.counts & 0xff;
         m_subnormals += found.counts >> 8 & 0xff;
         m_saturated += found.counts >> 16;
-        if (!N::HAS_NONFINITE) return;  // beyond the end there are zeros
-        BRICKLINE_UNROLL
-        for (int line = 0; line < AHEAD; ++line) {
-            T element[GROUP];
-            platform::copy_bits(element, lines.raw[line]);
+        if constexpr (N::HAS_NONFINITE) {
             BRICKLINE_UNROLL
-            for (int k = 0; k < GROUP; ++k) {
-                if (!(magnitude(value_of(element[k])) <= N::HIGHEST)) element[k] = T();
+            for (int line = 0; line < AHEAD; ++line) {
+                T element[GROUP];
+                platform::copy_bits(element, lines.raw[line]);
+                BRICKLINE_UNROLL
+                for (int k = 0; k < GROUP; ++k) {
+                    if (!(magnitude(value_of(element[k])) <= N::HIGHEST)) element[k] = T();
+                }
+                platform::copy_bits(lines.raw[line], element);
             }
-            platform::copy_bits(lines.raw[line], element);
         }
     }
 
@@ -471,7 +649,9 @@ class Taker {
     }
 
     // Sketch, norms and stripes.
-    __device__ void sum_group(const Raw& raw, int turn, uint32_t signs, uint32_t at) {
+    template <bool IS_FAST>
+    __device__ __forceinline__ void sum_group(const Raw& raw, int turn, uint32_t signs, uint32_t at,
+                                              double& sum) {
         T element[GROUP];
         platform::copy_bits(element, raw);
         BRICKLINE_UNROLL
@@ -481,13 +661,13 @@ class Taker {
             for (int k = 0; k < QUAD; ++k) {
                 wide[k] = value_of(element[quad + k]);
                 const int place = (quad + k) ^ turn;
-                m_sketch[place] += flipped(wide[k], signs << (31 - place));
+                m_sketch[place] = platform::fma(wide[k], signs >> place & 1 ? -1.0 : 1.0, m_sketch[place]);
                 m_l1[k & 1] += fabs(wide[k]);
                 m_squares[k & 1] = platform::fma(wide[k], wide[k], m_squares[k & 1]);
             }
-            const double sum = (wide[0] + wide[1]) + (wide[2] + wide[3]);
-            if (m_is_uniform) m_block_sum += sum;
-            else add_quad(at + quad, sum);
+            const double four = (wide[0] + wide[1]) + (wide[2] + wide[3]);
+            if constexpr (IS_FAST) sum += four;
+            else add_quad(at + quad, four);
         }
     }
 
@@ -497,51 +677,87 @@ class Taker {
     const uint32_t m_lane;
     double m_sketch[GROUP] = {};
     double m_l1[2] = {}, m_squares[2] = {};
-    double m_row_sum = 0, m_block_sum = 0;
+    double m_row_sum = 0, m_column_sum = 0;  // of the stripes that are held
     Value m_low = static_cast<Value>(1e308 * 10), m_high = static_cast<Value>(-1e308 * 10);
     Hash m_hash = {0, 0};
-    uint64_t m_held = 0, m_held_block = 0;
+    typename RangeOf<T>::Type m_range;
     uint64_t m_row = 0, m_column = 0;
     uint64_t m_cell_row = ~0ull, m_cell_begin = 0, m_cell_end = 0;
     uint32_t m_zeros = 0, m_subnormals = 0, m_saturated = 0;
     uint32_t m_turn = 0;
-    uint32_t m_row_stripe = 0, m_held_stripe = 0, m_column_stripe = 0;
+    uint32_t m_number = 0, m_whole = 0;  // blocks that were taken, and how many are whole and contiguous
+    uint32_t m_row_stripe = 0, m_column_stripe = 0, m_held_row = 0, m_held_column = 0;
     uint32_t m_stripe_left = 0, m_row_left = 0, m_rows_left = 0;
     bool m_is_narrow = true, m_is_uniform = false, m_has_one_row_stripe = false;
+    bool m_owns_columns = false;
 };
 
 // --- Teams ----------------------------------------------------------------------------------------
 
 inline constexpr uint64_t NO_MINIMUM = ~0ull, NO_MAXIMUM = 0;
 
-__device__ inline void clear_team(TeamMemory& team, double* columns, uint32_t key_count) {
+__device__ inline void clear_team(TeamMemory& team, uint32_t key_count) {
     uint64_t* const words = reinterpret_cast<uint64_t*>(&team.sums);
-    for (uint32_t k = threadIdx.x; k < PARTIAL_WORDS; k += blockDim.x) words[k] = 0;
-    for (uint32_t k = 0; k < STRIPES; ++k) columns[k * blockDim.x + threadIdx.x] = 0;
-    for (uint32_t k = threadIdx.x; k < key_count; k += blockDim.x) team.key[k] = key_of(k);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        team.sums.first_nan = team.sums.first_inf = ~0ull;
-        team.sums.minimum = NO_MINIMUM;
-        team.sums.maximum = NO_MAXIMUM;
+    for (uint32_t k = threadIdx.x; k < PARTIAL_WORDS; k += blockDim.x) {
+        words[k] = k == INTEGERS || k == INTEGERS + 1 ? ~0ull : 0;
     }
+    for (uint32_t k = threadIdx.x; k < key_count; k += blockDim.x) team.key[k] = key_of(k);
     __syncthreads();
 }
 
-// The sketch from the warps, the column stripes from the threads.
-__device__ inline void add_up_team(TeamMemory& team, const double* columns) {
-    __syncthreads();
-    const uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    for (uint32_t k = threadIdx.x; k < SKETCH_BUCKETS; k += blockDim.x) {
-        double sum = 0;
-        for (uint32_t warp = 0; warp < warps; ++warp) sum += team.warp[warp][k];
-        team.sums.sketch[k] = sum;
+// Doubles in their order as integers: with the sign bit flipped, or all bits where it is set.
+__device__ inline uint64_t ordered(double value) {
+    const uint64_t bits = static_cast<uint64_t>(__double_as_longlong(value + 0.0));
+    return bits >> 63 ? ~bits : bits | 1ull << 63;
+}
+
+// Word k of a team's sums, of what its warps leave.
+__device__ inline void add_up_warps(TeamMemory& team, uint32_t k) {
+    const uint32_t warps = blockDim.x / 32;
+    Partial& sums = team.sums;
+    if (k < DOUBLES) {
+        const uint32_t stripe = k % STRIPES;
+        const bool is_row = k >= SKETCH_BUCKETS && k < SKETCH_BUCKETS + STRIPES;
+        const bool is_column = k >= SKETCH_BUCKETS + STRIPES && k < SKETCH_BUCKETS + 2 * STRIPES;
+        double* const to = sums.sketch + k;
+        double sum = *to;
+        for (uint32_t number = 0; number < warps; ++number) {
+            const WarpSums& warp = team.warp[number];
+            if (is_row) sum += warp.row_stripe == stripe ? warp.row : 0;
+            else if (is_column) sum += warp.column_stripe == stripe ? warp.column : 0;
+            else sum += k < SKETCH_BUCKETS ? warp.sketch[k] : k == DOUBLES - 2 ? warp.l1 : warp.squares;
+        }
+        *to = sum;
+    } else if (k < DOUBLES + 2) {
+        uint64_t sum = 0;
+        for (uint32_t number = 0; number < warps; ++number) sum += team.warp[number].hash[k - DOUBLES];
+        sums.hash[k - DOUBLES] = sum;
+    } else if (k == DOUBLES + 2) {
+        double low = team.warp[0].low, high = team.warp[0].high;
+        for (uint32_t number = 1; number < warps; ++number) {
+            low = smaller(low, team.warp[number].low);
+            high = larger(high, team.warp[number].high);
+        }
+        const bool has_finite = low <= high;
+        sums.minimum = has_finite ? ordered(low) : NO_MINIMUM;
+        sums.maximum = has_finite ? ordered(high) : NO_MAXIMUM;
     }
-    for (uint32_t stripe = threadIdx.x / 32; stripe < STRIPES; stripe += warps) {
-        double sum = 0;
-        for (uint32_t k = lane; k < blockDim.x; k += 32) sum += columns[stripe * blockDim.x + k];
-        sum = sum_over_warp(sum);
-        if (lane == 0) team.sums.columns[stripe] = sum;
+}
+
+// The warps' sums, and the column stripes of the threads where somebody has any.
+__device__ inline void add_up_team(TeamMemory& team, double* columns, bool owns_columns) {
+    const bool have_columns = __syncthreads_or(owns_columns);
+    for (uint32_t k = threadIdx.x; k < DOUBLES + 3; k += blockDim.x) add_up_warps(team, k);
+    if (have_columns) {
+        for (uint32_t k = 0; k < STRIPES && !owns_columns; ++k) columns[k * blockDim.x + threadIdx.x] = 0;
+        __syncthreads();
+        const uint32_t lane = threadIdx.x % 32;
+        for (uint32_t stripe = threadIdx.x / 32; stripe < STRIPES; stripe += blockDim.x / 32) {
+            double sum = 0;
+            for (uint32_t k = lane; k < blockDim.x; k += 32) sum += columns[stripe * blockDim.x + k];
+            sum = sum_over_warp(sum);
+            if (lane == 0) team.sums.columns[stripe] += sum;
+        }
     }
     __syncthreads();
 }
@@ -550,31 +766,32 @@ __device__ inline void add_up_team(TeamMemory& team, const double* columns) {
 __device__ inline uint64_t joined(const uint64_t* partials, uint32_t count, uint32_t k) {
     constexpr uint32_t AT_ONCE = 32;
     const uint64_t* const words = partials + k;
-    if (k < DOUBLES) {
-        double sum[4] = {};
+    const bool is_least = k >= INTEGERS && k != INTEGERS + 3;
+    const uint64_t none = is_least ? ~0ull : 0;
+    double sum[4] = {};
+    uint64_t whole = 0, extreme = none;
 #pragma unroll 1
-        for (uint32_t from = 0; from < count; from += AT_ONCE) {
-            uint64_t word[AT_ONCE];
-            BRICKLINE_UNROLL
-            for (uint32_t j = 0; j < AT_ONCE; ++j) {
-                word[j] = from + j < count ? __ldcg(words + uint64_t(from + j) * PARTIAL_WORDS) : 0;
-            }
+    for (uint32_t from = 0; from < count; from += AT_ONCE) {
+        uint64_t word[AT_ONCE];
+        BRICKLINE_UNROLL
+        for (uint32_t j = 0; j < AT_ONCE; ++j) {
+            word[j] = from + j < count ? __ldcg(words + uint64_t(from + j) * PARTIAL_WORDS) : none;
+        }
+        if (k < DOUBLES) {
             BRICKLINE_UNROLL
             for (uint32_t j = 0; j < AT_ONCE; ++j) {
                 sum[j % 4] += __longlong_as_double(static_cast<int64_t>(word[j]));
             }
+        } else {
+            BRICKLINE_UNROLL
+            for (uint32_t j = 0; j < AT_ONCE; ++j) {
+                whole += word[j];
+                extreme = (word[j] < extreme) == is_least ? word[j] : extreme;
+            }
         }
-        return static_cast<uint64_t>(__double_as_longlong((sum[0] + sum[1]) + (sum[2] + sum[3])));
     }
-    uint64_t whole = 0, least = ~0ull, most = 0;
-#pragma unroll 8
-    for (uint32_t j = 0; j < count; ++j) {
-        const uint64_t word = __ldcg(words + uint64_t(j) * PARTIAL_WORDS);
-        whole += word;
-        least = word < least ? word : least;
-        most = word > most ? word : most;
-    }
-    return k < INTEGERS ? whole : k == INTEGERS + 3 ? most : least;
+    if (k >= DOUBLES) return k < INTEGERS ? whole : extreme;
+    return static_cast<uint64_t>(__double_as_longlong((sum[0] + sum[1]) + (sum[2] + sum[3])));
 }
 
 // The team's sums to the record, which is put together where the keys were.
@@ -604,7 +821,8 @@ __device__ inline void finish_team(const Job& job, TeamMemory& team) {
         }
     }
     if (thread == 64) {
-        row.hash[0] = sums.hash[0], row.hash[1] = sums.hash[1];
+        const Hash hash = mixed({sums.hash[0], sums.hash[1]});
+        row.hash[0] = hash.low, row.hash[1] = hash.high;
         row.l1 = sums.l1;
         row.l2 = platform::sqrt(sums.squares);
         row.elements = job.elements;
@@ -641,13 +859,14 @@ __device__ void take_batch(const Batch<COUNT>& batch, char* scratch) {
         }
     }
     const Job& job = batch.job[number];
-    clear_team(team, columns, BLOCK * sizeof(T) / 4);
     {
         Taker<T> taker(job, team, columns);
+        taker.prepare();
+        clear_team(team, BLOCK * sizeof(T) / 4);
         taker.take();
         taker.give();
+        add_up_team(team, columns, taker.owns_columns());
     }
-    add_up_team(team, columns);
     if (job.teams > 1) {
         uint64_t* const partials = reinterpret_cast<uint64_t*>(scratch + COUNTER_BYTES) +
                                    uint64_t(job.first_team) * PARTIAL_WORDS;
