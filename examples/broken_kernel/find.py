@@ -4,5 +4,5 @@ from model import candidate, inputs, reference
 
 import brickline as bl
 
-report = bl.check(candidate(), *inputs(), reference=reference())
+report = bl.check(candidate(), *inputs(), reference=reference(), repro="repro")
 print(report)

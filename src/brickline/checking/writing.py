@@ -245,11 +245,7 @@ def _guilty_line(guilty: list[Finding]) -> str:
 
 
 def _percent(share: float) -> str:
-    for digits in (0, 1, 2, 3):
-        text = f"{100 * share:.{digits}f}"
-        if float(text) < 100 or digits == 3:
-            return f"{text} %"
-    return "100 %"
+    return "more than 99.9 %" if share > 0.999 else f"{100 * share:.1f} %"
 
 
 def _whys(report: DivergenceReport, top: Finding) -> tuple[str, ...]:
