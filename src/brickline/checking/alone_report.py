@@ -20,7 +20,7 @@ from brickline.verdicts import (
     VerdictTable,
 )
 
-REFERENCE = "float64, operation by operation"
+REFERENCE = "its own float64"
 NOT_VERIFIED = "model logic (eps, RoPE, masks, weights) was not; give a reference= for that"
 NO_SHARE = "share: without a reference there is no final difference to explain"
 
