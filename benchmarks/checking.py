@@ -9,7 +9,7 @@ CPU it is smaller. The peers are the model's own forward pass, and PyTorch's Deb
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import copy
 import os
 import time
@@ -18,11 +18,16 @@ from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import harness
 import torch
+from harness import Claim
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 import brickline as bl
+
+TARGET_S = 60.0
+"""For a decoder of 1B parameters on an H200; smaller ones must not take longer either."""
 
 
 class Norm(nn.Module):
@@ -149,45 +154,59 @@ def with_hashes(model: nn.Module, tokens: torch.Tensor) -> None:
     str(mode.debug_string())
 
 
-def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Measure every claim."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    reference, tokens = build(device, given.quick)
+    reference, tokens = build(device, quick)
     candidate = copy.deepcopy(reference)
     with torch.no_grad():
         reference(tokens)
         plain, _ = timed(lambda: reference(tokens))
-    try:
-        hashed, _ = timed(lambda: with_hashes(reference, tokens))
-    except Exception as error:
-        hashed = float("nan")
-        print("DebugMode:", type(error).__name__, error)
-    base = torch.cuda.memory_allocated() if device == "cuda" else 0
+    peers: dict[str, float | None] = {"forward": plain, "DebugMode with hashes": None}
+    with contextlib.suppress(Exception):  # it has no hashes in every version
+        peers["DebugMode with hashes"], _ = timed(lambda: with_hashes(reference, tokens))
+    base = _allocated(device)
+    clean, report = timed(lambda: bl.check(candidate, tokens, reference=reference))
+    extra = _allocated(device, peak=True) - base
+    count = sum(each.numel() for each in reference.parameters())
+    largest = max(each.numel() for each in reference.parameters()) * 8
+    about = f"{device}, {count / 1e9:.2f} G parameters, bfloat16, {tokens.shape[1]} tokens"
+    claims = [
+        Claim(
+            "check against a reference, clean",
+            clean,
+            "s",
+            TARGET_S,
+            peers,
+            f"{about}: {report.status}, {len(report.verdicts)} values",
+        )
+    ]
     if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    seconds, report = timed(lambda: bl.check(candidate, tokens, reference=reference))
-    extra = torch.cuda.max_memory_allocated() - base if device == "cuda" else None
-    largest = max(p.numel() for p in reference.parameters()) * 8
-    count = sum(p.numel() for p in reference.parameters())
-    print(f"{device}, {count / 1e9:.2f} G parameters, bfloat16, {tokens.shape[1]} tokens")
-    print(f"forward {plain * 1e3:.1f} ms; DebugMode with hashes {hashed * 1e3:.0f} ms")
-    print(f"check, clean: {seconds:.1f} s, {report.status}, {len(report.verdicts)} values")
-    if extra is not None:
-        print(
-            f"extra memory {extra / 2**30:.2f} GiB; largest brick in float64 "
-            f"{largest / 2**30:.2f} GiB + 1 GiB"
+        target = largest / 2**30 + 1
+        note = "the target is the largest brick in float64 and 1 GiB"
+        claims.append(
+            Claim("check, extra memory", extra / 2**30, "GiB", target, note=note),
         )
     with torch.no_grad():
         candidate.layers[1].down_proj.weight[7] *= 1.5
     seconds, report = timed(lambda: bl.check(candidate, tokens, reference=reference, repro=False))
     named = report.culprits[0].name if report.culprits else "nothing"
-    print(f"check, one wrong row: {seconds:.1f} s, {report.status}, named {named}")
+    claims.append(Claim("check, one wrong row", seconds, "s", TARGET_S, note=f"named {named}"))
     seconds, report = timed(lambda: bl.check(reference, tokens))
-    print(f"check without a reference: {seconds:.1f} s, {report.status}")
+    note = str(report.status)
+    claims.append(Claim("check without a reference", seconds, "s", TARGET_S, note=note))
+    return [claim.as_dict() for claim in claims]
+
+
+def _allocated(device: str, peak: bool = False) -> int:
+    """Return the device's memory in use, or the most since the last time it was asked without."""
+    if device != "cuda":
+        return 0
+    if peak:
+        return torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(harness.main(run, None, __doc__))

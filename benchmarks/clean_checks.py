@@ -23,7 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import harness
 import torch
-from clean_op_cases import Draw, cases
+from clean_op_cases import cases
+from clean_op_draws import Draw
 from clean_regions import REGIONS
 from harness import Claim
 from torch.utils._pytree import tree_map
@@ -292,5 +293,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     keep_to_what_runs()
     found = claims_of(chosen.regime, chosen.count, chosen.seed)
-    print(harness._as_text([each.as_dict() for each in found]))
+    print(harness.as_text([each.as_dict() for each in found]))
     sys.exit(1 if any(each.met is False for each in found) else 0)

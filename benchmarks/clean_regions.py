@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from clean_op_cases import Draw
+from clean_op_draws import Draw
 
 Region = Callable[..., torch.Tensor]
 Inputs = Callable[[Draw], tuple[torch.Tensor, ...]]

@@ -18,27 +18,13 @@ from typing import Any
 
 import harness
 from harness import Claim
+from streaming_read import graph_seconds, streaming_read
 
 from brickline import _core
 from brickline.fingerprints import fingerprint_bytes, view_of
 
 GIB, MIB = 1 << 30, 1 << 20
 ELEMENTS = 16 << 20
-READ = """
-extern "C" __global__ void read(const uint4* x, unsigned* y, long long n) {
-    unsigned sum = 0;
-    long long stride = (long long)gridDim.x * blockDim.x;
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + 3 * stride < n; i += 4 * stride) {
-        uint4 a = __ldcs(x + i), b = __ldcs(x + i + stride);
-        uint4 c = __ldcs(x + i + 2 * stride), d = __ldcs(x + i + 3 * stride);
-        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w;
-        sum ^= c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-    }
-    for (; i < n; i += stride) { uint4 a = __ldcs(x + i); sum ^= a.x ^ a.y ^ a.z ^ a.w; }
-    if (sum == 0x12345678u) y[0] = sum;
-}
-"""
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
@@ -155,11 +141,7 @@ def on_cuda(torch: Any, repeats: int) -> list[dict[str, Any]]:
     import brickline as bl
     from brickline.fingerprint_cuda import DeviceFingerprints
 
-    signature = [bl.Param("x", "u32", ("n", 4)), bl.Param("y", "u32", 1, "write"), bl.Scalar("n")]
-    reader = bl.Kernel(
-        "read", READ, signature, global_size=132 * 8, local_size=512, language="cuda"
-    )
-    read = bl.KernelCache(disk=False).get_or_compile(reader, "CUDA:0").launch
+    read = streaming_read(bl.KernelCache(disk=False))
     ring = DeviceFingerprints(0, capacity=1 << 14)
     claims = []
     for name, target in (("float32", 1 / 0.7), ("bfloat16", 1 / 0.5)):
@@ -193,7 +175,7 @@ def _cuda_claim(
     }
     if hasattr(torch, "hash_tensor"):
         calls["torch.hash_tensor"] = lambda i: torch.hash_tensor(tensors[i])
-    seconds = {name: _graph_seconds(torch, call, copies, repeats) for name, call in calls.items()}
+    seconds = {name: graph_seconds(torch, call, copies, repeats) for name, call in calls.items()}
     base = seconds["a streaming read"]
     size = "1 GiB" if nbytes == GIB else "1 MiB"
     speeds = "; ".join(
@@ -220,7 +202,7 @@ def _shared_claim(torch: Any, ring: Any, repeats: int) -> dict[str, Any]:
     host: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, float] = {}
     for name, call in calls.items():
-        device[name] = _graph_seconds(torch, lambda _, call=call: call(), 1, repeats) / len(tensors)
+        device[name] = graph_seconds(torch, lambda _, call=call: call(), 1, repeats) / len(tensors)
         for _ in range(repeats):
             torch.cuda.synchronize()
             ring.drain()
@@ -240,26 +222,6 @@ def _shared_claim(torch: Any, ring: Any, repeats: int) -> dict[str, Any]:
         {},
         note,
     ).as_dict()
-
-
-def _graph_seconds(torch: Any, call: Callable[[int], Any], copies: int, repeats: int) -> float:
-    """Median seconds of one call, replayed from a graph so that the host does not count."""
-    for i in range(copies):
-        call(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(copies):
-            call(i)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    spent = []
-    for _ in range(repeats):
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spent.append(start.elapsed_time(end) / 1e3 / copies)
-    return statistics.median(spent)
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:

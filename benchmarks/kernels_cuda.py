@@ -20,6 +20,7 @@ from typing import Any
 
 import harness
 from harness import Claim
+from streaming_read import graph_seconds, streaming_read
 
 BURST = 200
 SHAPES = ((16384, 2048), (28672, 4096), (128256, 2048))
@@ -27,21 +28,6 @@ SHAPES = ((16384, 2048), (28672, 4096), (128256, 2048))
 NOTHING = """
 BRICKLINE void nothing(Block& block, const float* x, float* y, int64_t n) {
     if (n < 0) y[0] = x[0];
-}
-"""
-READ = """
-extern "C" __global__ void read(const uint4* x, unsigned* y, long long n) {
-    unsigned sum = 0;
-    long long stride = (long long)gridDim.x * blockDim.x;
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + 3 * stride < n; i += 4 * stride) {
-        uint4 a = __ldcs(x + i), b = __ldcs(x + i + stride);
-        uint4 c = __ldcs(x + i + 2 * stride), d = __ldcs(x + i + 3 * stride);
-        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w;
-        sum ^= c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-    }
-    for (; i < n; i += stride) { uint4 a = __ldcs(x + i); sum ^= a.x ^ a.y ^ a.z ^ a.w; }
-    if (sum == 0x12345678u) y[0] = sum;
 }
 """
 BARE_LOOP = """
@@ -158,11 +144,7 @@ def gemv(torch: Any, repeats: int) -> list[dict[str, Any]]:
 
     cache = bl.KernelCache(disk=False)
     ours = cache.get_or_compile(gemv_kernel("bf16"), "CUDA:0").launch
-    signature = [bl.Param("x", "u32", ("n", 4)), bl.Param("y", "u32", 1, "write"), bl.Scalar("n")]
-    reader = bl.Kernel(
-        "read", READ, signature, global_size=132 * 8, local_size=512, language="cuda"
-    )
-    read = cache.get_or_compile(reader, "CUDA:0").launch
+    read = streaming_read(cache)
     return [_gemv_claim(torch, ours, read, *shape, repeats) for shape in SHAPES]
 
 
@@ -184,7 +166,7 @@ def _gemv_claim(
         "cuBLAS (torch.mv)": lambda i: torch.mv(weights[i], x),
     }
     speeds = {
-        name: nbytes / _graph_seconds(torch, call, copies, repeats) / 1e9
+        name: nbytes / graph_seconds(torch, call, copies, repeats) / 1e9
         for name, call in variants.items()
     }
     expected = weights[0].double() @ x.double()
@@ -199,26 +181,6 @@ def _gemv_claim(
         {name: speeds["streaming read"] / speed for name, speed in speeds.items()},
         f"{shown}; relative error {error:.1e}",
     ).as_dict()
-
-
-def _graph_seconds(torch: Any, call: Callable[[int], object], copies: int, repeats: int) -> float:
-    """Median seconds of one call, from replays of a graph that goes through all copies."""
-    for i in range(copies):
-        call(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(copies):
-            call(i)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    spent = []
-    for _ in range(repeats):
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spent.append(start.elapsed_time(end) / 1e3 / copies)
-    return statistics.median(spent)
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:

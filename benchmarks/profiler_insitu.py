@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import Claim, Variant
+import in_situ
+from harness import Claim
+from in_situ import Variant
 
 SEED = 20250
 FAST = "torch _RecordFunctionFast, no profiler, new per use"
@@ -52,7 +54,7 @@ def primitives() -> list[Variant]:
 def record_function_fast() -> list[Variant]:
     from torch._C._profiler import _RecordFunctionFast
 
-    kept = [[_RecordFunctionFast(name) for _, name, _ in harness.BRICKS]] * harness.LAYERS
+    kept = [[_RecordFunctionFast(name) for _, name, _ in in_situ.BRICKS]] * in_situ.LAYERS
     names = {"annotate": _RecordFunctionFast}
     return [
         Variant(FAST, context='annotate("{name}")', names=names),
@@ -71,7 +73,7 @@ def nvtx_ranges() -> list[Variant]:
     import nvtx
 
     domain = nvtx.get_domain("benchmark")
-    attributes = [[domain.get_event_attributes(message=name) for _, name, _ in harness.BRICKS]]
+    attributes = [[domain.get_event_attributes(message=name) for _, name, _ in in_situ.BRICKS]]
     return [
         Variant(
             "nvtx.annotate, no tool",
@@ -83,7 +85,7 @@ def nvtx_ranges() -> list[Variant]:
             before="domain.push_range({handle})",
             after="domain.pop_range()",
             names={"domain": domain},
-            handles=attributes * harness.LAYERS,
+            handles=attributes * in_situ.LAYERS,
         ),
     ]
 
@@ -142,7 +144,7 @@ def prometheus_histogram() -> list[Variant]:
     histogram = Histogram(
         "brick_seconds", "Time of a brick", ["brick"], registry=CollectorRegistry()
     )
-    kept = [[histogram.labels(name) for _, name, _ in harness.BRICKS]] * harness.LAYERS
+    kept = [[histogram.labels(name) for _, name, _ in in_situ.BRICKS]] * in_situ.LAYERS
     return [
         Variant(
             "Prometheus Histogram.observe, label kept",
@@ -199,8 +201,8 @@ def brickline_variants(*, enabled: bool) -> list[Variant]:
 
     profiler = bl.BrickProfiler("benchmark", enabled=enabled)
     handles = [
-        [profiler.brick(getattr(bl.BrickId, brick), layer=layer) for brick, _, _ in harness.BRICKS]
-        for layer in range(harness.LAYERS)
+        [profiler.brick(getattr(bl.BrickId, brick), layer=layer) for brick, _, _ in in_situ.BRICKS]
+        for layer in range(in_situ.LAYERS)
     ]
     forms: dict[str, dict[str, Any]] = {
         WITH: {"context": "{handle}", "handles": handles},
@@ -253,7 +255,7 @@ def worker(number: int, quick: bool) -> dict[str, Any]:
             except Exception as error:  # any failure of a peer's makes it absent
                 absent[title] = f"{type(error).__name__}: {error}".splitlines()[0]
         work = "numpy" if "torch _RecordFunctionFast" in absent else "torch"
-        measured = harness.in_situ(
+        measured = in_situ.in_situ(
             variants,
             batches=2 if quick else 4,
             rounds=10 if quick else 30,
@@ -283,7 +285,7 @@ def claims_from_answers(answers: list[dict[str, Any]]) -> list[Claim]:
     bricks = [value for answer in answers for value in answer["brick_ns"]]
     context = (
         f"a {answers[0]['work']} brick takes {statistics.median(bricks):.0f} ns; "
-        f"same code twice: {harness.spread(added[harness.SAME.name])} ns"
+        f"same code twice: {harness.spread(added[in_situ.SAME.name])} ns"
     )
     context += "".join(f"; absent: {title} ({why})" for title, why in absent.items())
     enabled = [
@@ -327,7 +329,7 @@ def _claim(
     peers: dict[str, float | None] = {
         peer: statistics.median(values) / base
         for peer, values in added.items()
-        if not peer.startswith("brickline") and peer != harness.SAME.name
+        if not peer.startswith("brickline") and peer != in_situ.SAME.name
     }
     figure = statistics.median(ratios)
     cheaper = [peer for peer, value in peers.items() if value is not None and value < figure]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import in_situ
 from harness import Claim
 
 MANY_SAMPLES = 10_000_000
@@ -44,7 +45,7 @@ def samples_part(quick: bool) -> dict[str, Any]:
     total = MANY_SAMPLES // 10 if quick else MANY_SAMPLES
     path = Path(tempfile.mkdtemp()) / "samples.brick"
     profiler = bl.BrickProfiler("benchmark samples", enabled=True, path=path)
-    handles = _handles(bl, profiler, harness.LAYERS)
+    handles = _handles(bl, profiler, in_situ.LAYERS)
     _record(handles, total // 10)
     first_kib = _resident_kib()
     _record(handles, total - total // 10)
@@ -81,7 +82,7 @@ def _node_growth(threads: int, layers: int) -> dict[str, float]:
     before = _resident_kib() * 1024, _directory_bytes(path)
     _record_nodes(bl, profiler, threads, range(few, layers))
     after = _resident_kib() * 1024, _directory_bytes(path)
-    nodes = (layers - few) * len(harness.BRICKS) * len(PHASES) * threads
+    nodes = (layers - few) * len(in_situ.BRICKS) * len(PHASES) * threads
     profiler.close()
     return {
         "nodes": nodes,
@@ -97,7 +98,7 @@ def _record_nodes(bl: Any, profiler: Any, threads: int, layers: range) -> None:
         handles = [
             profiler.brick(getattr(bl.BrickId, brick), layer=layer)
             for layer in layers
-            for brick, _, _ in harness.BRICKS
+            for brick, _, _ in in_situ.BRICKS
         ]
         for handle in handles:
             for length in (0, 10, 100):
@@ -182,7 +183,7 @@ def _handles(bl: Any, profiler: Any, layers: int) -> list[Any]:
     return [
         profiler.brick(getattr(bl.BrickId, brick), layer=layer)
         for layer in range(layers)
-        for brick, _, _ in harness.BRICKS
+        for brick, _, _ in in_situ.BRICKS
     ]
 
 

@@ -27,6 +27,8 @@ GROUPS = (
     "transformers",
     "harmless",
     "held out",
+    "unseen drives",
+    "unseen ports",
 )
 
 
@@ -109,9 +111,33 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield every case, in the order of `GROUPS`."""
-    from localisation import callables, faults, harmless, held_out, hugging_face, structures
+    from localisation import (
+        callables,
+        faults,
+        harmless,
+        held_out,
+        hugging_face,
+        structures,
+        unseen_alone,
+        unseen_drives,
+        unseen_kernels,
+        unseen_ports,
+        unseen_training,
+    )
 
-    sources = (faults, callables, structures, hugging_face, harmless, held_out)
+    sources = (
+        faults,
+        callables,
+        structures,
+        hugging_face,
+        harmless,
+        held_out,
+        unseen_drives,
+        unseen_kernels,
+        unseen_training,
+        unseen_alone,
+        unseen_ports,
+    )
     made = [case for each in sources for case in each.cases()]
     names = [each.name for each in made]
     assert len(names) == len(set(names)), "two cases have one name"

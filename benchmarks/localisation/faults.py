@@ -15,6 +15,13 @@ from localisation import (  # noqa: F401  (each declares its faults)
     faults_vision,
     held_out,
     structures,
+    unseen_decoders,
+    unseen_encoders,
+    unseen_latent,
+    unseen_scans,
+    unseen_sound,
+    unseen_text,
+    unseen_vision,
 )
 from localisation.cases import Case
 from localisation.planting import FAULTS

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -86,10 +87,17 @@ def _ratio_of_call(case: Case, path: str, call: _Call) -> float:
 
 
 def _ratio_of_callable(case: Case) -> float:
-    faulty, clean = (_tensors(each(*case.args)) for each in (case.candidate, case.trio.clean))
+    """Return the ratio of a function; what it writes into its arguments is what it gives, too."""
+    faulty, clean = (
+        _given_by(each, copy.deepcopy(case.args)) for each in (case.candidate, case.trio.clean)
+    )
     with widened():
-        exact = _tensors(case.trio.clean(*tree_map(_double, case.args)))
+        exact = _given_by(case.trio.clean, tree_map(_double, copy.deepcopy(case.args)))
     return max(_ratio(*each) for each in zip(faulty, clean, exact, strict=True))
+
+
+def _given_by(function: Any, args: Any) -> list[Tensor]:
+    return [*_tensors(function(*args)), *_tensors(args)]
 
 
 def _ratio(faulty: Tensor, clean: Tensor, exact: Tensor) -> float:
@@ -165,7 +173,9 @@ def _tensors(value: Any) -> list[Tensor]:
         value = list(value.values())
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in _tensors(each)]
-    return _tensors(list(vars(value).values())) if hasattr(value, "update") else []
+    if hasattr(value, "update") or is_dataclass(value):
+        return _tensors(list(vars(value).values()))
+    return []
 
 
 def _objects(value: Any) -> list[Any]:

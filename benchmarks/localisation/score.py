@@ -24,6 +24,8 @@ from localisation.cases import GROUPS, Case
 from localisation.observable import FACTOR, ratio
 
 SCRIPT = "fp64 script"
+TIMED = ("decode", "transformers", "held out", "unseen drives")
+"""Groups in which the position must be the expected one too."""
 OUTCOMES = ("named", "wrong", "missed", "inconclusive", "raised")
 
 
@@ -112,6 +114,8 @@ def outcome(case: Case, answer: Answer) -> str:
 
 
 def _answers(case: Case, tools: tuple[str, ...]) -> dict[str, tuple[Answer, float]]:
+    if case.reference is None:
+        tools = tuple(each for each in tools if each == "check")
     out: dict[str, tuple[Answer, float]] = {}
     for name, function in (("check", by_check), ("compare", by_compare), (SCRIPT, by_script)):
         if name in tools and (name != "compare" or isinstance(case.candidate, nn.Module)):
@@ -189,7 +193,7 @@ def from_report(case: Case, report: Any) -> Answer:
     if not guilty:
         guilty = [each for each in report.findings if str(each.verdict) == "nondeterministic"]
     first = guilty[0] if guilty else None
-    timed = case.group in ("decode", "transformers", "held out") and first is not None
+    timed = case.group in TIMED and first is not None
     return Answer(
         names=tuple(dict.fromkeys(case.named(each.name) for each in guilty)),
         position=first.position if first is not None and timed else None,

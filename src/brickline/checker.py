@@ -85,6 +85,15 @@ def _checked_arguments(
                 f"{role}: expected a torch.nn.Module, a callable on tensors or a brickline.Kernel, "
                 f"got {type(given).__name__}"
             )
+        if isinstance(given, type):
+            raise UsageError(
+                f"{role}: expected a model, got the class {given.__name__}; make one of it first"
+            )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise UsageError(
+            f"kwargs: expected a mapping of keyword arguments, got {type(kwargs).__name__}; "
+            'for example kwargs={"attention_mask": mask}'
+        )
     if drive is not None and (args or kwargs):
         raise UsageError(
             "expected either arguments or drive=, got both; with drive= the driver makes the calls"

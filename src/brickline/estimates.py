@@ -85,8 +85,14 @@ def distance(candidate: Fingerprint, reference: Fingerprint) -> Distance:
             another dtype, and come from another device or machine.
 
     Raises:
-        UsageError: The tensors have different shapes.
+        UsageError: Not two fingerprints, or those of tensors with different shapes.
     """
+    for each in (candidate, reference):
+        if not hasattr(each, "record"):
+            raise UsageError(
+                f"expected two fingerprints, got {type(each).__name__}; take them with "
+                "bl.fingerprint(tensor)"
+            )
     if candidate.shape != reference.shape:
         raise UsageError(
             f"expected fingerprints of one shape, got {candidate.shape} and {reference.shape}; "

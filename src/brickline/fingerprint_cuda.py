@@ -162,21 +162,31 @@ class DeviceFingerprints:
         self._ring = self._machine.device.allocate((capacity, SLOT_BYTES), "u8")
         self._address = self._ring.address
         self._stream = _stream_finder()
-        self._taken = self._fetched = 0
-        self._ready: list[tuple[int, bytes]] = []
+        self.ring = _core.FingerprintRing(
+            self._address,
+            capacity,
+            SLOT_BYTES,
+            self._machine.processors,
+            self._machine.program,
+            self._machine.scratch,
+            self._fetch,
+        )
+        """Its tickets; the core takes tensors of its own accord."""
+        self._ready: list[tuple[int, int, bytes]] = []
         self._lock = threading.RLock()
 
     @property
     def pending(self) -> int:
         """How many fingerprints have been taken and not yet drained."""
-        return self._taken - self._fetched + len(self._ready)
+        return self.ring.taken - self.ring.fetched + len(self._ready)
 
-    def take(self, tensor: Any) -> int:
+    def take(self, tensor: Any, label: int = 0) -> int:
         """Enqueue the fingerprint of a tensor on its device's current stream.
 
         Args:
             tensor: A CUDA tensor, or its `TensorView`. It must not be written to by another stream
                 before this one has got here.
+            label: A number under which `drain_labelled` returns the record. Default 0: none.
 
         Returns:
             The ticket under which `drain` returns the record.
@@ -186,8 +196,9 @@ class DeviceFingerprints:
         """
         view = self._view(tensor)
         with self._lock:
-            ticket = self._next(1)
+            ticket = self.ring.reserve(1)
             self._machine.launch(self._stream(self.number), (self._job(ticket, view),))
+            self.ring.set_label(ticket, label)
             return ticket
 
     def take_many(self, tensors: Iterable[Any]) -> list[int]:
@@ -203,7 +214,7 @@ class DeviceFingerprints:
         with self._lock:
             if len(views) > self.capacity:  # more than the ring holds at once
                 return [self.take(view) for view in views]
-            first = self._next(len(views))
+            first = self.ring.reserve(len(views))
             tickets = list(range(first, first + len(views)))
             stream = self._stream(self.number)
             shared: dict[int, list[Any]] = {}
@@ -220,6 +231,13 @@ class DeviceFingerprints:
 
     def drain(self) -> list[tuple[int, bytes]]:
         """Wait for what has been taken, and return tickets and records in order of the tickets."""
+        return [(ticket, record) for ticket, _, record in self._drained()]
+
+    def drain_labelled(self) -> list[tuple[int, bytes]]:
+        """The same with labels instead of tickets, of what has one."""
+        return [(label, record) for _, label, record in self._drained() if label]
+
+    def _drained(self) -> list[tuple[int, int, bytes]]:
         with self._lock:
             self._fetch()
             ready, self._ready = self._ready, []
@@ -232,32 +250,30 @@ class DeviceFingerprints:
             raise UsageError(f"expected a tensor on CUDA:{self.number}, got one on {place}")
         return view
 
-    def _next(self, count: int) -> int:
-        if self._taken + count - self._fetched > self.capacity:
-            self._fetch()
-        ticket = self._taken
-        self._taken += count
-        return ticket
-
     def _job(self, ticket: int, view: TensorView) -> tuple[Any, ...]:
         row = self._address + ticket % self.capacity * SLOT_BYTES
         return row, view.address, view.dtype, view.shape, view.strides
 
     def _fetch(self) -> None:
-        while self._fetched < self._taken:  # at most twice: up to the end of the ring, and on
-            start = self._fetched % self.capacity
-            count = min(self._taken - self._fetched, self.capacity - start)
-            part = Buffer.at_address(
-                self._address + start * SLOT_BYTES,
-                (count, SLOT_BYTES),
-                "u8",
-                kind=_CUDA,
-                number=self.number,
-                owner=self._ring,
-            )
-            for row in self._machine.device.to_numpy(part):
-                self._ready.append((self._fetched, row[:RECORD_BYTES].tobytes()))
-                self._fetched += 1
+        with self._lock:
+            ring, label = self.ring, self.ring.label
+            end = ring.taken  # more may be taken meanwhile, and not be done
+            while ring.fetched < end:  # at most twice: up to the end of the ring, and on
+                first = ring.fetched
+                start = first % self.capacity
+                count = min(end - first, self.capacity - start)
+                part = Buffer.at_address(
+                    self._address + start * SLOT_BYTES,
+                    (count, SLOT_BYTES),
+                    "u8",
+                    kind=_CUDA,
+                    number=self.number,
+                    owner=self._ring,
+                )
+                rows = self._machine.device.to_numpy(part)
+                for ticket, row in enumerate(rows, first):
+                    self._ready.append((ticket, label(ticket), row[:RECORD_BYTES].tobytes()))
+                ring.fetched_to(first + count)
 
 
 def _bytes_of(view: TensorView) -> int:

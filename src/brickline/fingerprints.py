@@ -36,14 +36,14 @@ RECORD_BYTES = 1016
 """Size of a record."""
 _CPU, _CUDA = 1, 2
 _NAMES = {dtype.code: dtype.name for dtype in DTYPES.values()}
-_BY_DLPACK = {
+BY_DLPACK = {
     (code, 8 * dtype.size_bytes): dtype.code
     for dtype in DTYPES.values()
     for code, kind in ((0, "int"), (1, "uint"), (2, "float"), (6, "bool"))
     if dtype.kind == kind and dtype.name not in ("bf16", "f8e4m3", "f8e5m2")
 }
-_BY_DLPACK |= {(4, 16): DTYPES["bf16"].code, (10, 8): DTYPES["f8e4m3"].code}
-_BY_DLPACK |= {(12, 8): DTYPES["f8e5m2"].code}
+BY_DLPACK |= {(4, 16): DTYPES["bf16"].code, (10, 8): DTYPES["f8e4m3"].code}
+BY_DLPACK |= {(12, 8): DTYPES["f8e5m2"].code}
 
 
 class TensorView(NamedTuple):
@@ -414,7 +414,7 @@ def _view_of_dlpack(array: Any) -> TensorView:
         raise UsageError(f"cannot use this {type(array).__name__}: {error}") from error
     facts = _core.dlpack_facts(capsule)
     address, shape, strides, code, bits, lanes, kind, number, _ = facts
-    dtype = _BY_DLPACK.get((code, bits)) if lanes == 1 else None
+    dtype = BY_DLPACK.get((code, bits)) if lanes == 1 else None
     if dtype is None:
         raise UsageError(
             f"expected elements of one of {', '.join(DTYPES)}, got DLPack's type ({code}, {bits} "

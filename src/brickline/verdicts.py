@@ -14,7 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +114,11 @@ class Finding:
     """Why it is accepted, or why a field above is None."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Measured facts behind the verdict, by name."""
+
+    def _repr_html_(self) -> str:
+        from brickline.report.notebook import finding_html
+
+        return finding_html(self)
 
 
 class VerdictRow(NamedTuple):
@@ -243,6 +248,14 @@ class DivergenceReport:
 
         return report_text(self)
 
+    def _repr_html_(self) -> str:
+        from brickline.report.notebook import divergence_html
+
+        return divergence_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
     def to_json(self) -> str:
         """Return the report as one JSON document; `from_json` reads it again."""
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION}
@@ -314,10 +327,6 @@ class DivergenceReport:
             return cls.from_json(text)
         except RunDamaged as error:
             raise RunDamaged(f"{path}: {error}") from error
-
-    def with_findings(self, findings: Iterable[Finding]) -> DivergenceReport:
-        """Return the same report with other findings."""
-        return replace(self, findings=tuple(findings))
 
 
 def _plain(value: Any) -> Any:

@@ -66,11 +66,11 @@ nb::dict lane_dict(const LaneHeader& lane) {
     return out;
 }
 
-nb::dict snapshot_dict(const std::string& path) {
+nb::dict snapshot_dict(const std::string& path, bool statistics_only) {
     Snapshot snapshot;
     {
         nb::gil_scoped_release released;
-        snapshot = read_spool(path);
+        snapshot = read_spool(path, statistics_only ? ReadWhat::Statistics : ReadWhat::Everything);
     }
     nb::dict out;
     out["header"] = header_dict(snapshot.header);
@@ -183,6 +183,7 @@ NB_MODULE(_core, module) {
     if (hot::intern_argument_names() || hot::ready_handle_type(self) || hot::ready_timer_type(self) ||
         hot::ready_step_type(self) || hot::ready_profiler_type(self) ||
         hot::ready_buffer_type(self) || hot::ready_launcher_type(self) || hot::ready_fingerprints(self) ||
+        hot::ready_ring_type(self) || hot::ready_tensor_book_type(self) ||
         hot::ready_call_book_type(self) || hot::ready_forwards(self)) {
         throw nb::python_error();
     }
@@ -199,7 +200,7 @@ NB_MODULE(_core, module) {
         }
     });
     bind_graph(module);
-    module.def("read_spool", &snapshot_dict, nb::arg("path"),
+    module.def("read_spool", &snapshot_dict, nb::arg("path"), nb::arg("statistics_only") = false,
                "A consistent picture of a spool, whether or not it is still written to.");
     module.def("monotonic_ns", &monotonic_ns, "CLOCK_MONOTONIC in nanoseconds.");
     module.def("bucket_index", [](uint64_t ns) {

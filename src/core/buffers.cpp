@@ -1,4 +1,5 @@
 #include "buffers.h"
+#include "dlpack.h"
 
 #include <structmember.h>
 
@@ -106,44 +107,10 @@ int get_bytes(PyObject* self, Py_buffer* view, int flags) {
 }
 
 // ------------------------------------------------------------------------------------------ DLPack
-// The structs are those of the DLPack specification, version 0.8, whose capsules every library takes.
-
-struct DLDevice {
-    int32_t type;
-    int32_t number;
-};
-struct DLDataType {
-    uint8_t code;
-    uint8_t bits;
-    uint16_t lanes;
-};
-struct DLTensor {
-    void* data;
-    DLDevice device;
-    int32_t dimensions;
-    DLDataType dtype;
-    int64_t* shape;
-    int64_t* strides;
-    uint64_t byte_offset;
-};
-struct DLManagedTensor {
-    DLTensor tensor;
-    void* context;
-    void (*deleter)(DLManagedTensor*);
-};
-struct DLManagedTensorVersioned {
-    uint32_t major, minor;
-    void* context;
-    void (*deleter)(DLManagedTensorVersioned*);
-    uint64_t flags;
-    DLTensor tensor;
-};
-constexpr uint64_t DL_READ_ONLY = 1;
 struct OurTensor {
     DLManagedTensor managed;  // first: others free it through a pointer to this
     int64_t strides[MAX_DIMENSIONS];
 };
-constexpr int DL_CPU = 1, DL_CUDA = 2;
 
 // Where a capsule's tensor lies: (address, shape, strides or None, code, bits, lanes, device type,
 // device number, read-only). The capsule keeps the memory and is not consumed.

@@ -1,11 +1,8 @@
 // CallBook: module calls as rows of the spool, without Python on the way.
 //
 // The plain case of `adapters/torch_recorder.py`: a call inside a root's call, nothing to be saved and
-// no gradients. Tensors that are known are told by address, weak reference and version; what is new
-// is Python's to look at. Everything else goes the way through Python.
+// no gradients. Which tensor is which, the TensorBook says. Everything else goes the way through Python.
 #include "call_book.h"
-
-#include <cstring>
 
 namespace brickline::hot {
 
@@ -15,31 +12,11 @@ thread_local std::vector<OpenCall> t_open_calls;
 namespace {
 
 struct Names {
-    PyObject *version, *data_ptr, *is_cuda, *get_device;
+    PyObject *is_cuda, *get_device;
 };
 Names g_names;
 
 CallBookObject* as_book(PyObject* object) { return reinterpret_cast<CallBookObject*>(object); }
-
-// How often a tensor was written to; -1 where torch does not count.
-int64_t version_of(PyObject* tensor) {
-    PyObject* value = PyObject_GetAttr(tensor, g_names.version);
-    const int64_t version = value ? PyLong_AsLongLong(value) : -1;
-    Py_XDECREF(value);
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
-        return -1;
-    }
-    return version;
-}
-
-uint64_t address_of(PyObject* tensor) {
-    PyObject* value = PyObject_CallMethodNoArgs(tensor, g_names.data_ptr);
-    const uint64_t address = value ? PyLong_AsUnsignedLongLongMask(value) : 0;
-    Py_XDECREF(value);
-    PyErr_Clear();
-    return address;
-}
 
 bool is_true(PyObject* tensor, PyObject* name) {
     PyObject* value = PyObject_GetAttr(tensor, name);
@@ -49,60 +26,10 @@ bool is_true(PyObject* tensor, PyObject* name) {
     return found;
 }
 
-bool refers_to(PyObject* reference, PyObject* tensor) {
-#if PY_VERSION_HEX >= 0x030d0000
-    PyObject* found = nullptr;
-    if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
-    Py_XDECREF(found);
-    return found == tensor;
-#else
-    return PyWeakref_GetObject(reference) == tensor;
-#endif
-}
-
-void forget(std::unordered_map<PyObject*, SeenTensor>& seen) {
-    // Dropping a weak reference runs no code, but the map must be whole while it is dropped.
-    std::unordered_map<PyObject*, SeenTensor> old;
-    old.swap(seen);
-    for (auto& [tensor, each] : old) Py_CLEAR(each.reference);
-}
-
-// Asks Python. False with an exception set.
-bool look(CallBookObject* book, PyObject* tensor, bool weight, int64_t version, OperandRow& row) {
-    PyObject* found = PyObject_CallFunctionObjArgs(book->look, tensor, weight ? Py_True : Py_False, nullptr);
-    if (!found) return false;
-    const bool sound = PyBytes_Check(found) && PyBytes_GET_SIZE(found) == LOOKED_BYTES;
-    if (sound) {
-        std::memcpy(&row.tensor, PyBytes_AS_STRING(found), LOOKED_BYTES);
-    } else {
-        raise_error("InternalError", "expected %zu bytes of an operand", size_t(LOOKED_BYTES));
-    }
-    Py_DECREF(found);
-    if (!sound || version < 0) return sound;
-    PyObject* reference = PyWeakref_NewRef(tensor, nullptr);
-    if (!reference) return false;
-    auto& seen = weight ? book->state->weights : book->state->known;
-    SeenTensor& entry = seen[tensor];
-    Py_XSETREF(entry.reference, reference);
-    entry.version = version;
-    entry.address = weight ? address_of(tensor) : 0;
-    entry.row = row;
-    return true;
-}
-
 bool add_tensor(CallBookObject* book, PyObject* tensor, uint64_t trace, uint32_t role, uint32_t index,
                 bool weight, std::vector<OperandRow>& rows) {
-    const int64_t version = version_of(tensor);
-    const auto& seen = weight ? book->state->weights : book->state->known;
-    const auto found = version < 0 ? seen.end() : seen.find(tensor);
-    OperandRow row;
-    if (found != seen.end() && found->second.version == version &&
-        refers_to(found->second.reference, tensor) &&
-        (!weight || found->second.address == address_of(tensor))) {
-        row = found->second.row;
-    } else if (!look(book, tensor, weight, version, row)) {
-        return false;
-    }
+    OperandRow row{};
+    if (!tensor_row(book->tensors, tensor, weight, 0, row)) return false;
     row.trace = trace;
     row.role = role;
     row.index = index;
@@ -192,10 +119,7 @@ bool add_inputs(FastSite* site, PyObject* const* args, size_t flagged, PyObject*
     uint32_t index = PARAMETER_INDEX;
     if (!add_own(book, site->parameters, true, trace, index, rows)) return false;
     if (!add_own(book, site->buffers, false, trace, index, rows)) return false;
-    if (!site->mutates) return true;
-    PyObject* done = PyObject_CallNoArgs(book->flush);
-    Py_XDECREF(done);
-    return done != nullptr;
+    return !site->mutates || flush_tensors(book->tensors);
 }
 
 void write_rows(FastSite* site, const OpenCall& call, uint32_t ordinal, int64_t start_ns, int64_t end_ns,
@@ -306,10 +230,10 @@ PyObject* fast_call(FastSite* site, HandleObject* handle, vectorcallfunc plain, 
 namespace {
 
 PyObject* book_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *profiler, *ids, *look, *spread, *flush, *failed, *tensor, *parameter;
+    PyObject *profiler, *ids, *tensors, *spread, *failed, *tensor, *parameter;
     unsigned int rank, cpu, cuda;
-    if (!PyArg_ParseTuple(args, "O!OOOOOO!O!III", &ProfilerType, &profiler, &ids, &look, &spread, &flush,
-                          &failed, &PyType_Type, &tensor, &PyType_Type, &parameter, &rank, &cpu, &cuda)) {
+    if (!PyArg_ParseTuple(args, "O!OO!OOO!O!III", &ProfilerType, &profiler, &ids, &TensorBookType,
+                          &tensors, &spread, &failed, &PyType_Type, &tensor, &PyType_Type, &parameter, &rank, &cpu, &cuda)) {
         return nullptr;
     }
     auto* book = reinterpret_cast<CallBookObject*>(type->tp_alloc(type, 0));
@@ -317,9 +241,8 @@ PyObject* book_new(PyTypeObject* type, PyObject* args, PyObject*) {
     book->state = new CallBookState;
     book->profiler = as_profiler(Py_NewRef(profiler));
     book->ids = Py_NewRef(ids);
-    book->look = Py_NewRef(look);
+    book->tensors = reinterpret_cast<TensorBookObject*>(Py_NewRef(tensors));
     book->spread = Py_NewRef(spread);
-    book->flush = Py_NewRef(flush);
     book->failed = Py_NewRef(failed);
     book->tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
     book->parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
@@ -333,18 +256,16 @@ int book_traverse(PyObject* self, visitproc visit, void* arg) {
     CallBookObject* book = as_book(self);
     Py_VISIT(book->profiler);
     Py_VISIT(book->ids);
-    Py_VISIT(book->look);
+    Py_VISIT(book->tensors);
     Py_VISIT(book->spread);
-    Py_VISIT(book->flush);
     Py_VISIT(book->failed);
     return 0;
 }
 
 int book_clear(PyObject* self) {
     CallBookObject* book = as_book(self);
-    Py_CLEAR(book->look);
+    Py_CLEAR(book->tensors);
     Py_CLEAR(book->spread);
-    Py_CLEAR(book->flush);
     Py_CLEAR(book->failed);
     return 0;
 }
@@ -352,8 +273,6 @@ int book_clear(PyObject* self) {
 void book_dealloc(PyObject* self) {
     CallBookObject* book = as_book(self);
     PyObject_GC_UnTrack(self);
-    forget(book->state->known);
-    forget(book->state->weights);
     book_clear(self);
     Py_CLEAR(book->profiler);
     Py_CLEAR(book->ids);
@@ -382,7 +301,6 @@ PyObject* book_begin(PyObject* self, PyObject* args) {
     place->fast = fast;
     place->ordinals = Py_NewRef(ordinals);
     t_open_calls.push_back({book, std::move(place), trace, 0});
-    forget(book->state->known);
     Py_RETURN_NONE;
 }
 
@@ -392,11 +310,6 @@ PyObject* book_end(PyObject* self, PyObject*) {
     const uint64_t taken = as_book(self)->state->taken;
     as_book(self)->state->taken = 0;
     return PyLong_FromUnsignedLongLong(taken);
-}
-
-PyObject* book_forget(PyObject* self, PyObject*) {
-    forget(as_book(self)->state->known);
-    Py_RETURN_NONE;
 }
 
 PyObject* book_current(PyObject* self, PyObject*) {
@@ -411,7 +324,6 @@ PyMethodDef book_methods[] = {
      " fast, ordinals)."},
     {"end", book_end, METH_NOARGS, "It has ended; gives how many calls were written since the last."},
     {"current", book_current, METH_NOARGS, "The trace of the innermost call that it writes in this thread; 0: none."},
-    {"forget", book_forget, METH_NOARGS, "Look at every tensor anew."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
@@ -438,8 +350,7 @@ void free_fast_site(FastSite* site) {
 }
 
 int ready_call_book_type(PyObject* module) {
-    g_names = {PyUnicode_InternFromString("_version"), PyUnicode_InternFromString("data_ptr"),
-               PyUnicode_InternFromString("is_cuda"), PyUnicode_InternFromString("get_device")};
+    g_names = {PyUnicode_InternFromString("is_cuda"), PyUnicode_InternFromString("get_device")};
     CallBookType.tp_name = "brickline._core.CallBook";
     CallBookType.tp_doc = "Writes the calls of modules inside a root's call.";
     CallBookType.tp_basicsize = sizeof(CallBookObject);

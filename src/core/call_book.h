@@ -2,23 +2,14 @@
 #pragma once
 
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "hot.h"
+#include "tensor_book.h"
 
 namespace brickline::hot {
 
 constexpr uint32_t PARAMETER_INDEX = 1000;  // operands from here on are a module's own
-constexpr Py_ssize_t LOOKED_BYTES = sizeof(OperandRow) - offsetof(OperandRow, tensor);
-
-// A tensor that Python has looked at, and its operand's row.
-struct SeenTensor {
-    PyObject* reference = nullptr;  // weak
-    int64_t version = 0;
-    uint64_t address = 0;           // of parameters: a change of dtype leaves their version
-    OperandRow row{};
-};
 
 // One call of a root. It is let go of under the GIL: by the calls inside it and by `CallBook.end`.
 struct CallPlace {
@@ -33,8 +24,6 @@ struct CallPlace {
 };
 
 struct CallBookState {
-    std::unordered_map<PyObject*, SeenTensor> known;    // of this step
-    std::unordered_map<PyObject*, SeenTensor> weights;  // beyond it
     uint64_t taken = 0;
 };
 
@@ -42,7 +31,8 @@ struct CallBookObject {
     PyObject_HEAD
     CallBookState* state;
     ProfilerObject* profiler;
-    PyObject *ids, *look, *spread, *flush, *failed;
+    TensorBookObject* tensors;
+    PyObject *ids, *spread, *failed;
     PyTypeObject *tensor_type, *parameter_type;
     uint32_t rank, cpu_backend, cuda_backend;
 };

@@ -9,15 +9,7 @@
 namespace brickline::fingerprint {
 namespace {
 
-// 1 or -1 for each of four bits.
-struct alignas(64) SignTable {
-    double sign[16][4];
-    constexpr SignTable() : sign() {
-        for (int bits = 0; bits < 16; ++bits)
-            for (int k = 0; k < 4; ++k) sign[bits][k] = bits >> k & 1 ? -1.0 : 1.0;
-    }
-};
-constexpr SignTable SIGNS;
+constexpr SignTable<QUAD> SIGNS;
 
 struct Avx2Lanes {
     struct Doubles {
@@ -42,12 +34,6 @@ struct Avx2Lanes {
         constexpr int T = TURN & 3;
         return _mm256_permute4x64_pd(value, (0 ^ T) | (1 ^ T) << 2 | (2 ^ T) << 4 | (3 ^ T) << 6);
     }
-    template <int TURN>
-    BRICKLINE_OP Doubles turned(const Doubles& value) {
-        const __m256d low = turned_quad<TURN>(value.low), high = turned_quad<TURN>(value.high);
-        if constexpr ((TURN & 4) != 0) return {high, low};
-        else return {low, high};
-    }
     BRICKLINE_OP Doubles add(const Doubles& a, const Doubles& b) {
         return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)};
     }
@@ -58,9 +44,16 @@ struct Avx2Lanes {
         return {_mm256_fmadd_pd(b.low, _mm256_load_pd(SIGNS.sign[signs & 15]), a.low),
                 _mm256_fmadd_pd(b.high, _mm256_load_pd(SIGNS.sign[signs >> 4]), a.high)};
     }
-    BRICKLINE_OP Doubles magnitude(const Doubles& a) {
-        const __m256d mask = _mm256_castsi256_pd(_mm256_set1_epi64x(INT64_MAX));
-        return {_mm256_and_pd(a.low, mask), _mm256_and_pd(a.high, mask)};
+    BRICKLINE_OP Doubles subtract(const Doubles& a, const Doubles& b) {
+        return {_mm256_sub_pd(a.low, b.low), _mm256_sub_pd(a.high, b.high)};
+    }
+    // Of a + b and a - b, |a| + |b|: the larger magnitude.
+    BRICKLINE_OP Doubles sizes(const Doubles& sum, const Doubles& apart) {
+        return {larger_size(sum.low, apart.low), larger_size(sum.high, apart.high)};
+    }
+    BRICKLINE_OP __m256d larger_size(__m256d a, __m256d b) {
+        const __m256d sign = _mm256_set1_pd(-0.0);
+        return _mm256_max_pd(_mm256_andnot_pd(sign, a), _mm256_andnot_pd(sign, b));
     }
     BRICKLINE_OP double total(const Doubles& a) {
         alignas(32) double lane[4];
@@ -69,10 +62,14 @@ struct Avx2Lanes {
     }
 
     template <class Value>
-    struct Extremes;
+    struct Part;
 
     BRICKLINE_OP void add_to(double* to, __m256d value) {
         _mm256_store_pd(to, _mm256_add_pd(_mm256_load_pd(to), value));
+    }
+    BRICKLINE_OP void add_swapped(double* to, const Doubles& value) {
+        add_to(to, value.high);
+        add_to(to + QUAD, value.low);
     }
     template <class Value>
     BRICKLINE_OP void add_quads(double* row, double* column, const Value* x, uint64_t quads) {
@@ -89,11 +86,6 @@ struct Avx2Lanes {
     BRICKLINE_OP void add_parts(double* to, const double* parts) {
         add_to(to, _mm256_load_pd(parts));
         add_to(to + QUAD, _mm256_load_pd(parts + QUAD));
-    }
-    BRICKLINE_OP void total_lines(double* to, const double (*lines)[LANES]) {
-        Doubles sum = zero();
-        for (int line = 0; line < LINES; ++line) sum = add(sum, load(lines[line]));
-        store(to, sum);
     }
     BRICKLINE_OP __m256d load_quad(const float* x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
     BRICKLINE_OP __m256d load_quad(const double* x) { return _mm256_loadu_pd(x); }
@@ -150,61 +142,35 @@ struct Avx2Lanes {
 };
 
 template <>
-struct Avx2Lanes::Extremes<float> {
-    __m256 low, high, small, mask;
-    explicit Extremes(const float* x) {
-        mask = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
-        low = high = _mm256_set1_ps(x[0]);
-        small = _mm256_and_ps(low, mask);
+struct Avx2Lanes::Part<float> {
+    using Type = __m256;
+    static constexpr int WIDTH = 8;
+    BRICKLINE_OP Type all(float value) { return _mm256_set1_ps(value); }
+    BRICKLINE_OP Type load(const float* from) { return _mm256_loadu_ps(from); }
+    BRICKLINE_OP Type least(Type a, Type b) { return _mm256_min_ps(a, b); }
+    BRICKLINE_OP Type most(Type a, Type b) { return _mm256_max_ps(a, b); }
+    BRICKLINE_OP Type nearest(Type a, Type b) { return _mm256_min_ps(a, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), b)); }
+    BRICKLINE_OP float least_of(Type a) {
+        __m128 half = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        half = _mm_min_ps(half, _mm_movehl_ps(half, half));
+        return _mm_cvtss_f32(_mm_min_ss(half, _mm_movehdup_ps(half)));
     }
-    inline __attribute__((always_inline)) void add_line(const float* x) {
-#pragma GCC unroll 8
-        for (int k = 0; k < LINE; k += 8) {
-            const __m256 value = _mm256_loadu_ps(x + k);
-            low = _mm256_min_ps(low, value);
-            high = _mm256_max_ps(high, value);
-            small = _mm256_min_ps(small, _mm256_and_ps(value, mask));
-        }
-    }
-    void get(float& minimum, float& maximum, float& smallest) const {
-        alignas(32) float a[8], b[8], c[8];
-        _mm256_store_ps(a, low), _mm256_store_ps(b, high), _mm256_store_ps(c, small);
-        minimum = a[0], maximum = b[0], smallest = c[0];
-        for (int k = 1; k < 8; ++k) {
-            minimum = a[k] < minimum ? a[k] : minimum;
-            maximum = b[k] > maximum ? b[k] : maximum;
-            smallest = c[k] < smallest ? c[k] : smallest;
-        }
-    }
+    BRICKLINE_OP float most_of(Type a) { return -least_of(_mm256_xor_ps(a, _mm256_set1_ps(-0.0f))); }
 };
-
 template <>
-struct Avx2Lanes::Extremes<double> {
-    __m256d low, high, small, mask;
-    explicit Extremes(const double* x) {
-        mask = _mm256_castsi256_pd(_mm256_set1_epi64x(INT64_MAX));
-        low = high = _mm256_set1_pd(x[0]);
-        small = _mm256_and_pd(low, mask);
+struct Avx2Lanes::Part<double> {
+    using Type = __m256d;
+    static constexpr int WIDTH = 4;
+    BRICKLINE_OP Type all(double value) { return _mm256_set1_pd(value); }
+    BRICKLINE_OP Type load(const double* from) { return _mm256_loadu_pd(from); }
+    BRICKLINE_OP Type least(Type a, Type b) { return _mm256_min_pd(a, b); }
+    BRICKLINE_OP Type most(Type a, Type b) { return _mm256_max_pd(a, b); }
+    BRICKLINE_OP Type nearest(Type a, Type b) { return _mm256_min_pd(a, _mm256_andnot_pd(_mm256_set1_pd(-0.0), b)); }
+    BRICKLINE_OP double least_of(Type a) {
+        const __m128d half = _mm_min_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+        return _mm_cvtsd_f64(_mm_min_sd(half, _mm_unpackhi_pd(half, half)));
     }
-    inline __attribute__((always_inline)) void add_line(const double* x) {
-#pragma GCC unroll 16
-        for (int k = 0; k < LINE; k += 4) {
-            const __m256d value = _mm256_loadu_pd(x + k);
-            low = _mm256_min_pd(low, value);
-            high = _mm256_max_pd(high, value);
-            small = _mm256_min_pd(small, _mm256_and_pd(value, mask));
-        }
-    }
-    void get(double& minimum, double& maximum, double& smallest) const {
-        alignas(32) double a[4], b[4], c[4];
-        _mm256_store_pd(a, low), _mm256_store_pd(b, high), _mm256_store_pd(c, small);
-        minimum = a[0], maximum = b[0], smallest = c[0];
-        for (int k = 1; k < 4; ++k) {
-            minimum = a[k] < minimum ? a[k] : minimum;
-            maximum = b[k] > maximum ? b[k] : maximum;
-            smallest = c[k] < smallest ? c[k] : smallest;
-        }
-    }
+    BRICKLINE_OP double most_of(Type a) { return -least_of(_mm256_xor_pd(a, _mm256_set1_pd(-0.0))); }
 };
 #undef BRICKLINE_OP
 

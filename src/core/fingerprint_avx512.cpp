@@ -9,15 +9,7 @@
 namespace brickline::fingerprint {
 namespace {
 
-// 1 or -1 for each of eight bits: one multiplication instead of three operations on signs.
-struct alignas(64) SignTable {
-    double sign[256][8];
-    constexpr SignTable() : sign() {
-        for (int bits = 0; bits < 256; ++bits)
-            for (int k = 0; k < 8; ++k) sign[bits][k] = bits >> k & 1 ? -1.0 : 1.0;
-    }
-};
-constexpr SignTable SIGNS;
+constexpr SignTable<LANES> SIGNS;
 
 // Lane k takes lane k ^ turn.
 struct alignas(64) TurnTable {
@@ -40,25 +32,23 @@ struct Avx512Lanes {
     BRICKLINE_OP Doubles turned_by(Doubles value, uint32_t turn) {
         return _mm512_permutexvar_pd(_mm512_load_si512(TURNS.lane[turn]), value);
     }
-    template <int TURN>
-    BRICKLINE_OP Doubles turned(Doubles value) {
-        if constexpr (TURN == 0) return value;
-        else return turned_by(value, TURN);
-    }
     BRICKLINE_OP Doubles add(Doubles a, Doubles b) { return _mm512_add_pd(a, b); }
+    BRICKLINE_OP Doubles subtract(Doubles a, Doubles b) { return _mm512_sub_pd(a, b); }
+    // Of a + b and a - b, |a| + |b|: the larger magnitude.
+    BRICKLINE_OP Doubles sizes(Doubles sum, Doubles apart) { return _mm512_range_pd(sum, apart, 0b1011); }
     BRICKLINE_OP Doubles add_square(Doubles a, Doubles b) { return _mm512_fmadd_pd(b, b, a); }
     BRICKLINE_OP Doubles add_signed(Doubles a, Doubles b, uint32_t signs) {
         return _mm512_fmadd_pd(b, _mm512_load_pd(SIGNS.sign[signs]), a);
     }
-    BRICKLINE_OP Doubles magnitude(Doubles a) { return _mm512_abs_pd(a); }
     BRICKLINE_OP double total(Doubles a) { return _mm512_reduce_add_pd(a); }
 
     template <class Value>
-    struct Extremes;
+    struct Part;
 
     BRICKLINE_OP void add_to(double* to, Doubles value) {
         _mm512_store_pd(to, _mm512_add_pd(_mm512_load_pd(to), value));
     }
+    BRICKLINE_OP void add_swapped(double* to, Doubles value) { add_to(to, turned_by(value, QUAD)); }
     template <class Value>
     BRICKLINE_OP void add_quads(double* row, double* column, const Value* x, uint64_t quads) {
         Doubles sum = zero();
@@ -73,12 +63,6 @@ struct Avx512Lanes {
         for (int k = 0; k < LINE; k += LANES) add_to(to + k, load(x + k));
     }
     BRICKLINE_OP void add_parts(double* to, const double* parts) { add_to(to, load(parts)); }
-    BRICKLINE_OP void total_lines(double* to, const double (*lines)[LANES]) {
-        Doubles sum[2] = {zero(), zero()};
-#pragma GCC unroll 16
-        for (int line = 0; line < LINES; ++line) sum[line & 1] = add(sum[line & 1], load(lines[line]));
-        store(to, add(sum[0], sum[1]));
-    }
     BRICKLINE_OP __m256d load_quad(const float* x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
     BRICKLINE_OP __m256d load_quad(const double* x) { return _mm256_loadu_pd(x); }
 
@@ -126,47 +110,28 @@ struct Avx512Lanes {
 };
 
 template <>
-struct Avx512Lanes::Extremes<float> {
-    __m512 low, high, small;
-    explicit Extremes(const float* x) {
-        low = high = _mm512_set1_ps(x[0]);
-        small = _mm512_abs_ps(low);
-    }
-    inline __attribute__((always_inline)) void add_line(const float* x) {
-#pragma GCC unroll 4
-        for (int k = 0; k < LINE; k += 16) {
-            const __m512 value = _mm512_loadu_ps(x + k);
-            low = _mm512_min_ps(low, value);
-            high = _mm512_max_ps(high, value);
-            small = _mm512_min_ps(small, _mm512_abs_ps(value));
-        }
-    }
-    void get(float& minimum, float& maximum, float& smallest) const {
-        minimum = _mm512_reduce_min_ps(low), maximum = _mm512_reduce_max_ps(high);
-        smallest = _mm512_reduce_min_ps(small);
-    }
+struct Avx512Lanes::Part<float> {
+    using Type = __m512;
+    static constexpr int WIDTH = 16;
+    BRICKLINE_OP Type all(float value) { return _mm512_set1_ps(value); }
+    BRICKLINE_OP Type load(const float* from) { return _mm512_loadu_ps(from); }
+    BRICKLINE_OP Type least(Type a, Type b) { return _mm512_min_ps(a, b); }
+    BRICKLINE_OP Type most(Type a, Type b) { return _mm512_max_ps(a, b); }
+    BRICKLINE_OP Type nearest(Type a, Type b) { return _mm512_range_ps(a, b, 0b1010); }
+    BRICKLINE_OP float least_of(Type a) { return _mm512_reduce_min_ps(a); }
+    BRICKLINE_OP float most_of(Type a) { return _mm512_reduce_max_ps(a); }
 };
-
 template <>
-struct Avx512Lanes::Extremes<double> {
-    __m512d low, high, small;
-    explicit Extremes(const double* x) {
-        low = high = _mm512_set1_pd(x[0]);
-        small = _mm512_abs_pd(low);
-    }
-    inline __attribute__((always_inline)) void add_line(const double* x) {
-#pragma GCC unroll 8
-        for (int k = 0; k < LINE; k += 8) {
-            const __m512d value = _mm512_loadu_pd(x + k);
-            low = _mm512_min_pd(low, value);
-            high = _mm512_max_pd(high, value);
-            small = _mm512_min_pd(small, _mm512_abs_pd(value));
-        }
-    }
-    void get(double& minimum, double& maximum, double& smallest) const {
-        minimum = _mm512_reduce_min_pd(low), maximum = _mm512_reduce_max_pd(high);
-        smallest = _mm512_reduce_min_pd(small);
-    }
+struct Avx512Lanes::Part<double> {
+    using Type = __m512d;
+    static constexpr int WIDTH = 8;
+    BRICKLINE_OP Type all(double value) { return _mm512_set1_pd(value); }
+    BRICKLINE_OP Type load(const double* from) { return _mm512_loadu_pd(from); }
+    BRICKLINE_OP Type least(Type a, Type b) { return _mm512_min_pd(a, b); }
+    BRICKLINE_OP Type most(Type a, Type b) { return _mm512_max_pd(a, b); }
+    BRICKLINE_OP Type nearest(Type a, Type b) { return _mm512_range_pd(a, b, 0b1010); }
+    BRICKLINE_OP double least_of(Type a) { return _mm512_reduce_min_pd(a); }
+    BRICKLINE_OP double most_of(Type a) { return _mm512_reduce_max_pd(a); }
 };
 #undef BRICKLINE_OP
 

@@ -3,8 +3,8 @@
 // a namespace of its own. Everything here is internal to the including file, so that no function
 // compiled for one unit is ever taken for another's by the linker.
 //
-// `Lanes` is a set of operations on eight doubles (`Doubles`), on eight or more floats at a time
-// (`Extremes`), and the hash of a block (`nh`). The rest is written once, below.
+// `Lanes` is a set of operations on eight doubles (`Doubles`), on a register of the values as they are
+// (`Part`), and the hash of a block (`nh`). The rest is written once, below.
 #pragma once
 
 #include <cmath>
@@ -19,9 +19,15 @@ namespace {
 constexpr int LANES = 8;               // doubles that are handled together
 constexpr int PARTS = LINE / LANES;    // of a line
 
-// The place of lane k of line j, against the column: they differ by these three bits and by j / 2 in
-// units of eight.
-constexpr int lane_turn(int line) { return (line & 1) << 2 | (line & 3); }
+// 1 or -1 for each of some bits: one multiplication instead of three operations on signs.
+template <int WIDTH>
+struct alignas(64) SignTable {
+    double sign[1 << WIDTH][WIDTH];
+    constexpr SignTable() : sign() {
+        for (int bits = 0; bits < 1 << WIDTH; ++bits)
+            for (int k = 0; k < WIDTH; ++k) sign[bits][k] = bits >> k & 1 ? -1.0 : 1.0;
+    }
+};
 
 struct alignas(64) Keys {
     uint32_t key[KEYS];
@@ -35,7 +41,8 @@ constexpr Keys KEY_TABLE;
 template <class Value>
 struct alignas(64) BlockSums {
     double sketch[LINE];          // by place
-    double line[LINES][LANES];    // sums of lines, in parts
+    double line[LINES][LANES];    // sums of lines, in parts, where they are asked for
+    double total[LANES];          // of all lines, where not
     double l1, squares;
     Value minimum, maximum, smallest;  // smallest magnitude
 };
@@ -50,11 +57,14 @@ void widen(const void* raw, typename Numbers<T>::Value* values) {
     }
 }
 
+// The signs of strip s and part p are byte 16 * (s / 2) + 4 * (p / 2) + 2 * (s % 2) + p % 2. Lines from
+// the eighth on have the lanes of a part the other way round, four by four.
 inline void sign_words(uint64_t block, uint32_t* words) {
-    const uint64_t base = block * (2 * LINES);
-    const uint32_t low = static_cast<uint32_t>(base);
-    const uint32_t high = static_cast<uint32_t>(base >> 32) * 0x9e3779b9u;
-    for (uint32_t k = 0; k < 2 * LINES; ++k) words[k] = mix32(((low + k) ^ high) + 0x3c6ef372u);
+    for (uint32_t k = 0; k < 4; ++k) words[k] = signs_of(block, 0, k);
+    for (uint32_t k = 0; k < 4; ++k) {
+        const uint32_t word = signs_of(block, 1, k);
+        words[4 + k] = (word >> QUAD & 0x0f0f0f0fu) | (word & 0x0f0f0f0fu) << QUAD;
+    }
 }
 
 // Memory that is read next, fetched bit by bit while there is work to do. As a number: beyond the end
@@ -71,60 +81,95 @@ struct Ahead {
     }
 };
 
-// Line 4 * group + TURN of a block.
-template <class Lanes, class Value, int TURN>
-inline __attribute__((always_inline)) void sum_line(const Value* x, int group, const uint8_t* signs,
-                                                    typename Lanes::Doubles (&sketch)[PARTS],
-                                                    typename Lanes::Doubles (&l1)[2],
-                                                    typename Lanes::Doubles (&squares)[2],
-                                                    double* line_sum) {
+// Extremes of values and of their magnitudes, by registers of the values as they are.
+template <class Part, class Value>
+struct Extremes {
+    typename Part::Type low, high, small;
+
+    explicit Extremes(const Value* x)
+        : low(Part::all(x[0])), high(low), small(Part::all(x[0] < 0 ? -x[0] : x[0])) {}
+    inline __attribute__((always_inline)) void add_line(const Value* x) {
+#pragma GCC unroll 16
+        for (int k = 0; k < LINE; k += Part::WIDTH) {
+            const typename Part::Type value = Part::load(x + k);
+            low = Part::least(low, value);
+            high = Part::most(high, value);
+            small = Part::nearest(small, value);
+        }
+    }
+    void get(Value& minimum, Value& maximum, Value& smallest) const {
+        minimum = Part::least_of(low), maximum = Part::most_of(high), smallest = Part::least_of(small);
+    }
+};
+
+// What the lines of a block add to, in registers.
+template <class Lanes>
+struct Running {
+    typename Lanes::Doubles sketch[PARTS], l1[2], squares[2], total;
+};
+
+// Four lines, the strip that begins at `x`; ODD: its lines' turns are 4 to 7, not 0 to 3, parts.
+template <class Lanes, class Value, int ODD, bool WITH_LINES>
+inline __attribute__((always_inline)) void sum_strip(const Value* x, const uint8_t* signs,
+                                                     Running<Lanes>& to,
+                                                     double (*line_sums)[LANES]) {
     using Doubles = typename Lanes::Doubles;
-    const int parts_turn = 2 * group + TURN / 2;
-    Doubles sum[2] = {Lanes::zero(), Lanes::zero()};
+    Doubles sum[STRIP];
 #pragma GCC unroll 8
     for (int part = 0; part < PARTS; ++part) {
-        const Doubles value =
-            Lanes::template turned<lane_turn(TURN)>(Lanes::load(x + LANES * (part ^ parts_turn)));
-        sketch[part] = Lanes::add_signed(sketch[part], value, signs[part]);
-        l1[part & 1] = Lanes::add(l1[part & 1], Lanes::magnitude(value));
-        squares[part & 1] = Lanes::add_square(squares[part & 1], value);
-        sum[part & 1] = Lanes::add(sum[part & 1], value);
+        // The one whose sign is turned, and the other three.
+        const int turned = part % STRIP;
+        Doubles value[STRIP];
+#pragma GCC unroll 4
+        for (int k = 0; k < STRIP; ++k) {
+            const int line = k ^ turned;
+            value[k] = Lanes::load(x + LINE * line + LANES * (part ^ (STRIP * ODD + line)));
+            if constexpr (WITH_LINES) sum[line] = part ? Lanes::add(sum[line], value[k]) : value[k];
+        }
+        const Doubles two = Lanes::add(value[2], value[3]);
+        const Doubles apart = Lanes::subtract(value[1], value[0]);
+        const uint32_t bits = signs[part / 2 * 4 + ODD * 2 + part % 2];
+        to.sketch[part] = Lanes::add_signed(to.sketch[part], Lanes::add(two, apart), bits);
+        const Doubles others = Lanes::add(value[0], value[1]);
+        if constexpr (!WITH_LINES) to.total = Lanes::add(to.total, Lanes::add(two, others));
+        to.l1[0] = Lanes::add(to.l1[0], Lanes::sizes(others, apart));
+        to.l1[1] = Lanes::add(to.l1[1], Lanes::sizes(two, Lanes::subtract(value[2], value[3])));
+#pragma GCC unroll 4
+        for (int k = 0; k < STRIP; ++k) to.squares[k & 1] = Lanes::add_square(to.squares[k & 1], value[k]);
     }
-    Lanes::store(line_sum, Lanes::add(sum[0], sum[1]));
+    if constexpr (WITH_LINES) {
+        for (int line = 0; line < STRIP; ++line) Lanes::store(line_sums[line], sum[line]);
+    }
 }
 
-template <class Lanes, class Value>
+template <class Lanes, bool WITH_LINES, class Value>
 __attribute__((noinline)) void sum_block(const Value* x, uint64_t block, Ahead ahead,
                                          BlockSums<Value>& sums) {
-    using Doubles = typename Lanes::Doubles;
-    alignas(64) uint32_t words[2 * LINES];
+    alignas(64) uint32_t words[8];
     sign_words(block, words);
     const uint8_t* signs = reinterpret_cast<const uint8_t*>(words);
-    Doubles sketch[PARTS], l1[2] = {Lanes::zero(), Lanes::zero()}, squares[2] = {l1[0], l1[0]};
+    Running<Lanes> to;
+    to.l1[0] = to.l1[1] = to.squares[0] = to.squares[1] = to.total = Lanes::zero();
+    Extremes<typename Lanes::template Part<Value>, Value> extremes(x);
+    for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 8
-    for (int part = 0; part < PARTS; ++part) sketch[part] = Lanes::zero();
-    typename Lanes::template Extremes<Value> extremes(x);
-    const Value* from = x;
-    double(*line)[LANES] = sums.line;
-    for (int group = 0; group < LINES / 4; ++group) {
-        sum_line<Lanes, Value, 0>(from, group, signs, sketch, l1, squares, line[0]);
-        extremes.add_line(from);
-        ahead.fetch_line();
-        sum_line<Lanes, Value, 1>(from + LINE, group, signs + LANES, sketch, l1, squares, line[1]);
-        extremes.add_line(from + LINE);
-        ahead.fetch_line();
-        sum_line<Lanes, Value, 2>(from + 2 * LINE, group, signs + 2 * LANES, sketch, l1, squares, line[2]);
-        extremes.add_line(from + 2 * LINE);
-        ahead.fetch_line();
-        sum_line<Lanes, Value, 3>(from + 3 * LINE, group, signs + 3 * LANES, sketch, l1, squares, line[3]);
-        extremes.add_line(from + 3 * LINE);
-        ahead.fetch_line();
-        from += 4 * LINE, signs += 4 * LANES, line += 4;
+        for (int part = 0; part < PARTS; ++part) to.sketch[part] = Lanes::zero();
+        const Value* const from = x + half * (BLOCK / 2);
+        double(*const lines)[LANES] = sums.line + half * (LINES / 2);
+        for (int line = 0; line < STRIP; ++line) extremes.add_line(from + LINE * line), ahead.fetch_line();
+        sum_strip<Lanes, Value, 0, WITH_LINES>(from, signs + 16 * half, to, lines);
+        for (int line = STRIP; line < 2 * STRIP; ++line) extremes.add_line(from + LINE * line), ahead.fetch_line();
+        sum_strip<Lanes, Value, 1, WITH_LINES>(from + STRIP * LINE, signs + 16 * half, to, lines + STRIP);
+#pragma GCC unroll 8
+        for (int part = 0; part < PARTS; ++part) {
+            double* const place = sums.sketch + LANES * part;
+            if (half == 0) Lanes::store(place, to.sketch[part]);
+            else Lanes::add_swapped(place, to.sketch[part]);
+        }
     }
-#pragma GCC unroll 8
-    for (int part = 0; part < PARTS; ++part) Lanes::store(sums.sketch + LANES * part, sketch[part]);
-    sums.l1 = Lanes::total(Lanes::add(l1[0], l1[1]));
-    sums.squares = Lanes::total(Lanes::add(squares[0], squares[1]));
+    Lanes::store(sums.total, to.total);
+    sums.l1 = Lanes::total(Lanes::add(to.l1[0], to.l1[1]));
+    sums.squares = Lanes::total(Lanes::add(to.squares[0], to.squares[1]));
     extremes.get(sums.minimum, sums.maximum, sums.smallest);
 }
 
@@ -180,15 +225,20 @@ class StripeSums {
         m_line_row = first / stripes.columns, m_line_column = first % stripes.columns;
     }
 
-    // A block; `quads` of it are within the tensor, the rest is zero.
+    // Whether the next block needs the sums of its lines; `quads` of it are within the tensor.
+    bool needs_lines(uint64_t quads) const {
+        return m_is_vertical || m_cells.quads() < BLOCK / QUAD || quads < BLOCK / QUAD;
+    }
+
+    // A block; beyond `quads` it is zero.
     template <class Lanes, class Value>
     void add(const Value* x, const BlockSums<Value>& block, uint64_t quads) {
         if (m_is_vertical) {
             add_vertically<Lanes>(x, block, quads);
-        } else if (m_cells.quads() >= BLOCK / QUAD && quads == BLOCK / QUAD) {
-            add_whole<Lanes>(block);
-        } else {
+        } else if (needs_lines(quads)) {
             add_lines<Lanes>(x, block, quads);
+        } else {
+            add_whole<Lanes>(block);
         }
     }
 
@@ -229,10 +279,8 @@ class StripeSums {
 
     template <class Lanes, class Value>
     void add_whole(const BlockSums<Value>& block) {
-        alignas(64) double sum[LANES];
-        Lanes::total_lines(sum, block.line);
-        Lanes::add_parts(row(), sum);
-        Lanes::add_parts(column(), sum);
+        Lanes::add_parts(row(), block.total);
+        Lanes::add_parts(column(), block.total);
         m_cells.advance(BLOCK / QUAD);
     }
 
@@ -324,18 +372,23 @@ struct Block {
     BlockSums<Value> sums;
 
     // Sums a block up; values beyond `elements` are zeros.
-    void take(const Value* values, uint64_t number, int elements, Ahead ahead, Counts& counts) {
+    void take(const Value* values, uint64_t number, int elements, bool with_lines, Ahead ahead, Counts& counts) {
         x = values;
-        sum_block<Lanes>(x, number, ahead, sums);
+        add_up(number, with_lines, ahead);
         // Whatever is not finite shows in l1.
         const bool is_usual = elements == BLOCK && sums.smallest >= N::TINY &&
                               (N::LOWEST > 0 || sums.minimum > N::LOWEST) &&
                               sums.maximum < N::HIGHEST && sums.l1 - sums.l1 == 0;
-        if (!is_usual) take_unusual(number, elements, counts);
+        if (!is_usual) take_unusual(number, elements, with_lines, counts);
     }
 
   private:
-    __attribute__((noinline)) void take_unusual(uint64_t number, int elements, Counts& counts) {
+    void add_up(uint64_t number, bool with_lines, Ahead ahead) {
+        if (with_lines) sum_block<Lanes, true>(x, number, ahead, sums);
+        else sum_block<Lanes, false>(x, number, ahead, sums);
+    }
+    __attribute__((noinline)) void take_unusual(uint64_t number, int elements, bool with_lines,
+                                                Counts& counts) {
         const Unusual found = look<T>(x, elements);
         counts.zeros += found.zeros;
         counts.subnormals += found.tiny - found.zeros;
@@ -344,7 +397,7 @@ struct Block {
         if (found.nonfinite) {
             take_nonfinite<T>(x, finite, elements, number * BLOCK, counts);
             x = finite;
-            sum_block<Lanes>(x, number, Ahead{}, sums);
+            add_up(number, with_lines, Ahead{});
         }
         if (found.nonfinite || elements < BLOCK) {
             find_extremes(original, elements, sums.minimum, sums.maximum);
@@ -377,9 +430,10 @@ void add_elements(const void* data, uint64_t first, uint64_t elements, const Str
         sums.hash.add({a * factors.low, b * factors.high});
         if constexpr (!IS_VALUE) Lanes::template widen<T>(raw, values);
         const Ahead ahead = {reinterpret_cast<uintptr_t>(raw) + 2 * BYTES, LINE * sizeof(T)};
-        block.take(IS_VALUE ? reinterpret_cast<const Value*>(raw) : values, number, count, ahead,
-                   sums.counts);
-        stripe_sums.template add<Lanes>(block.x, block.sums, (uint64_t(count) + QUAD - 1) / QUAD);
+        const uint64_t quads = (uint64_t(count) + QUAD - 1) / QUAD;
+        block.take(IS_VALUE ? reinterpret_cast<const Value*>(raw) : values, number, count,
+                   stripe_sums.needs_lines(quads), ahead, sums.counts);
+        stripe_sums.template add<Lanes>(block.x, block.sums, quads);
         Lanes::add_turned(sums.sketch, block.sums.sketch, turn_of(number));
         sums.l1 += block.sums.l1;
         sums.squares += block.sums.squares;

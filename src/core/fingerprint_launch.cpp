@@ -51,10 +51,11 @@ Job job_of(const DeviceTensor& tensor, uint32_t first_team, uint32_t teams, uint
 
 DeviceLaunch share_out(const DeviceTensor* tensors, int count, uint32_t processors) {
     DeviceLaunch launch = {};
-    uint64_t most = 0;
+    uint64_t most = 0, all = 0;
     for (int k = 0; k < count; ++k) {
         const uint64_t blocks = ceil_div(elements_of(tensors[k].view), BLOCK);
         most = blocks > most ? blocks : most;
+        all += blocks;
     }
     const bool is_small = most <= SMALL_BLOCKS;
     launch.threads = is_small ? SMALL_THREADS : LARGE_THREADS;
@@ -65,7 +66,8 @@ DeviceLaunch share_out(const DeviceTensor* tensors, int count, uint32_t processo
     for (int k = 0; k < count; ++k) {
         const uint64_t blocks = ceil_div(elements_of(tensors[k].view), BLOCK);
         uint64_t teams = ceil_div(blocks, warps);
-        if (teams > limit / uint32_t(count)) teams = limit / uint32_t(count);
+        const uint64_t share = all ? limit * blocks / all : 0;  // so that all end at about the same time
+        if (teams > share) teams = share;
         if (teams == 0) teams = 1;
         launch.batch.job[k] = job_of(tensors[k], launch.teams, uint32_t(teams), warps);
         launch.teams += uint32_t(teams);

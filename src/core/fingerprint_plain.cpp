@@ -4,15 +4,7 @@
 namespace brickline::fingerprint {
 namespace {
 
-// 1 or -1 for each of four bits.
-struct alignas(64) SignTable {
-    double sign[16][QUAD];
-    constexpr SignTable() : sign() {
-        for (int bits = 0; bits < 16; ++bits)
-            for (int k = 0; k < QUAD; ++k) sign[bits][k] = bits >> k & 1 ? -1.0 : 1.0;
-    }
-};
-constexpr SignTable SIGNS;
+constexpr SignTable<QUAD> SIGNS;
 
 struct PlainLanes {
     // Two lanes at a time are what every machine has; the compiler's own type keeps them in registers.
@@ -32,16 +24,6 @@ struct PlainLanes {
         return to;
     }
     BRICKLINE_OP void store(double* to, const Doubles& from) { std::memcpy(to, &from, sizeof(from)); }
-    template <int TURN>
-    BRICKLINE_OP Doubles turned(const Doubles& value) {
-        Doubles to;
-        for (int k = 0; k < PAIRS; ++k) {
-            const Pair from = value.pair[k ^ TURN / 2];
-            if constexpr (TURN % 2) to.pair[k] = Pair{from[1], from[0]};
-            else to.pair[k] = from;
-        }
-        return to;
-    }
     BRICKLINE_OP Doubles add(Doubles a, const Doubles& b) {
         for (int k = 0; k < PAIRS; ++k) a.pair[k] += b.pair[k];
         return a;
@@ -58,9 +40,17 @@ struct PlainLanes {
         }
         return a;
     }
-    BRICKLINE_OP Doubles magnitude(Doubles a) {
-        for (int k = 0; k < PAIRS; ++k) a.pair[k] = Pair(Bits(a.pair[k]) & INT64_MAX);
+    BRICKLINE_OP Doubles subtract(Doubles a, const Doubles& b) {
+        for (int k = 0; k < PAIRS; ++k) a.pair[k] -= b.pair[k];
         return a;
+    }
+    // Of a + b and a - b, |a| + |b|: the larger magnitude.
+    BRICKLINE_OP Doubles sizes(Doubles sum, const Doubles& apart) {
+        for (int k = 0; k < PAIRS; ++k) {
+            const Pair a = Pair(Bits(sum.pair[k]) & INT64_MAX), b = Pair(Bits(apart.pair[k]) & INT64_MAX);
+            sum.pair[k] = a < b ? b : a;
+        }
+        return sum;
     }
     BRICKLINE_OP double total(const Doubles& a) {
         const Pair sum = (a.pair[0] + a.pair[2]) + (a.pair[1] + a.pair[3]);
@@ -68,34 +58,26 @@ struct PlainLanes {
     }
 
     template <class Value>
-    struct Extremes {
+    struct Part {
         // By the compiler's own vectors of 16 bytes: a plain loop over comparisons stays scalar.
         static constexpr int WIDTH = 16 / sizeof(Value);
-        typedef Value Part __attribute__((vector_size(16)));
-        Part low, high, small;
+        typedef Value Type __attribute__((vector_size(16)));
 
-        explicit Extremes(const Value* x) {
-            low = high = Part{} + x[0];
-            small = low < 0 ? -low : low;
+        BRICKLINE_OP Type all(Value value) { return Type{} + value; }
+        BRICKLINE_OP Type load(const Value* from) {
+            Type value;
+            std::memcpy(&value, from, sizeof(value));
+            return value;
         }
-        void add_line(const Value* x) {
-            for (int k = 0; k < LINE; k += WIDTH) {
-                Part value;
-                std::memcpy(&value, x + k, sizeof(value));
-                const Part size = value < 0 ? -value : value;
-                low = value < low ? value : low;
-                high = value > high ? value : high;
-                small = size < small ? size : small;
-            }
+        BRICKLINE_OP Type least(Type a, Type b) { return b < a ? b : a; }
+        BRICKLINE_OP Type most(Type a, Type b) { return b > a ? b : a; }
+        BRICKLINE_OP Type nearest(Type a, Type b) { return least(a, b < 0 ? -b : b); }
+        BRICKLINE_OP Value least_of(Type a) {
+            Value found = a[0];
+            for (int k = 1; k < WIDTH; ++k) found = a[k] < found ? a[k] : found;
+            return found;
         }
-        void get(Value& minimum, Value& maximum, Value& smallest) const {
-            minimum = low[0], maximum = high[0], smallest = small[0];
-            for (int k = 1; k < WIDTH; ++k) {
-                minimum = low[k] < minimum ? low[k] : minimum;
-                maximum = high[k] > maximum ? high[k] : maximum;
-                smallest = small[k] < smallest ? small[k] : smallest;
-            }
-        }
+        BRICKLINE_OP Value most_of(Type a) { return -least_of(-a); }
     };
 
     template <class Value>
@@ -112,9 +94,10 @@ struct PlainLanes {
     static void add_parts(double* to, const double* parts) {
         for (int k = 0; k < LANES; ++k) to[k] += parts[k];
     }
-    static void total_lines(double* to, const double (*lines)[LANES]) {
-        for (int k = 0; k < LANES; ++k) to[k] = 0;
-        for (int line = 0; line < LINES; ++line) add_parts(to, lines[line]);
+    static void add_swapped(double* to, const Doubles& value) {
+        alignas(16) double lane[LANES];
+        store(lane, value);
+        for (int k = 0; k < LANES; ++k) to[k] += lane[k ^ QUAD];
     }
     static void add_turned(double* sketch, const double* places, uint32_t turn) {
         for (int k = 0; k < LINE; ++k) sketch[k ^ turn] += places[k];

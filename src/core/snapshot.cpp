@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -283,7 +284,7 @@ bool is_same_moment(const LaneHeader& one, const LaneHeader& other) {
 
 // One attempt; false when the writer folded meanwhile.
 bool copy_lane(const File& file, ExtentList& extents, const ExtentEntry& lane, RawLane& raw,
-               bool accept_open_fold, std::vector<std::string>& problems) {
+               ReadWhat what, bool accept_open_fold, std::vector<std::string>& problems) {
     raw = {};
     raw.header_offset = lane.payload_offset();
     const LaneHeader before = read_lane_header(file, raw);
@@ -313,9 +314,13 @@ bool copy_lane(const File& file, ExtentList& extents, const ExtentEntry& lane, R
         switch (ExtentKind(extent.header.kind)) {
             case ExtentKind::Node: raw.nodes.push_back(read_piece(file, extent)); break;
             case ExtentKind::Bins: raw.bins.push_back(read_piece(file, extent)); break;
-            case ExtentKind::Cell: raw.cells.push_back(read_piece(file, extent)); break;
             case ExtentKind::Count: raw.counts.push_back(read_piece(file, extent)); break;
-            case ExtentKind::Recent: raw.recent = read_recent(file, extent, raw.header); break;
+            case ExtentKind::Cell:
+                if (what == ReadWhat::Everything) raw.cells.push_back(read_piece(file, extent));
+                break;
+            case ExtentKind::Recent:
+                if (what == ReadWhat::Everything) raw.recent = read_recent(file, extent, raw.header);
+                break;
             default: break;
         }
     }
@@ -438,37 +443,74 @@ void read_rows(const File& file, const ExtentEntry& extent, Snapshot& snapshot) 
     rows.append(reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size());
 }
 
-void read_tables(const File& file, Snapshot& snapshot) {
+bool is_wanted(uint32_t kind, ReadWhat what) {
+    if (what == ReadWhat::Statistics) {
+        return kind == uint32_t(ExtentKind::Slot) || kind == uint32_t(ExtentKind::Fact);
+    }
+    return kind > uint32_t(ExtentKind::String) && !stays_on_disk(kind);
+}
+
+// Ids below this are named by the slots and facts that were read.
+uint64_t strings_named(const Snapshot& snapshot) {
+    uint64_t end = 0;
+    auto look = [&](ExtentKind kind, uint64_t row_bytes, uint64_t name_offset) {
+        const auto found = snapshot.tables.find(uint32_t(kind));
+        if (found == snapshot.tables.end()) return;
+        for (uint64_t at = 0; at + row_bytes <= found->second.size(); at += row_bytes) {
+            uint32_t name;
+            std::memcpy(&name, found->second.data() + at + name_offset, sizeof name);
+            end = std::max(end, uint64_t(name) + 1);
+        }
+    };
+    look(ExtentKind::Slot, sizeof(SlotRow), offsetof(SlotRow, name));
+    look(ExtentKind::Fact, sizeof(FactRow), offsetof(FactRow, name));
+    return end;
+}
+
+// Takes the whole rows out of `raw`; false where they are damaged.
+bool take_strings(std::string& raw, std::vector<std::string>& strings) {
+    uint64_t at = 0;
+    bool sound = true;
+    while (at + sizeof(StringRow) <= raw.size()) {
+        StringRow row;
+        std::memcpy(&row, raw.data() + at, sizeof row);
+        if (row.id != strings.size() || row.bytes > raw.size() - at - sizeof row) {
+            sound = false;
+            break;
+        }
+        strings.emplace_back(raw.data() + at + sizeof row, row.bytes);
+        at += sizeof row + round_up(row.bytes, 8);
+    }
+    raw.erase(0, std::min<uint64_t>(at, raw.size()));
+    return sound;
+}
+
+void read_tables(const File& file, Snapshot& snapshot, ReadWhat what) {
     std::vector<std::string> seen_already;
     for (const ExtentEntry& extent : list_extents(file, snapshot.header, snapshot.problems)) {
-        const uint32_t kind = extent.header.kind;
-        if (kind > uint32_t(ExtentKind::String) && !stays_on_disk(kind)) read_rows(file, extent, snapshot);
+        if (is_wanted(extent.header.kind, what)) read_rows(file, extent, snapshot);
     }
+    uint64_t named = what == ReadWhat::Everything ? ~0ull : strings_named(snapshot);
     // These last: the name in a row and the operands of a trace were written before it.
     for (const ExtentEntry& extent : list_extents(file, read_header(file), seen_already)) {
         const ExtentHeader& head = extent.header;
-        if (head.kind == uint32_t(ExtentKind::String)) read_rows(file, extent, snapshot);
-        if (stays_on_disk(head.kind)) {
+        if (head.kind == uint32_t(ExtentKind::String) && snapshot.strings.size() < named) {
+            read_rows(file, extent, snapshot);
+            if (!take_strings(snapshot.tables[head.kind], snapshot.strings)) {
+                snapshot.problems.push_back("damaged string table");
+                named = 0;
+            }
+        }
+        if (stays_on_disk(head.kind) && what == ReadWhat::Everything) {
             snapshot.spans[head.kind].push_back({extent.payload_offset(), head.used});
         }
-    }
-    std::string& raw = snapshot.tables[uint32_t(ExtentKind::String)];
-    for (uint64_t at = 0; at + sizeof(StringRow) <= raw.size();) {
-        StringRow row;
-        std::memcpy(&row, raw.data() + at, sizeof row);
-        if (row.id != snapshot.strings.size() || row.bytes > raw.size() - at - sizeof row) {
-            snapshot.problems.push_back("damaged string table");
-            break;
-        }
-        snapshot.strings.emplace_back(raw.data() + at + sizeof row, row.bytes);
-        at += sizeof row + round_up(row.bytes, 8);
     }
     snapshot.tables.erase(uint32_t(ExtentKind::String));
 }
 
 }  // namespace
 
-Snapshot read_spool(const std::string& path) {
+Snapshot read_spool(const std::string& path, ReadWhat what) {
     const File file(path);
     Snapshot snapshot{};
     snapshot.header = read_header(file);
@@ -489,7 +531,8 @@ Snapshot read_spool(const std::string& path) {
             // A fold takes microseconds: one that stays open belongs to a process that is gone.
             const bool last = attempt == LIVE_ATTEMPTS;
             problems.clear();
-            if (copy_lane(file, extents, extent, raw, last || attempt % 20 == 19, problems)) break;
+            const bool open_fold_too = last || attempt % 20 == 19;
+            if (copy_lane(file, extents, extent, raw, what, open_fold_too, problems)) break;
             if (last) {
                 problems.push_back("a lane" + at(extent.offset) +
                                    " changed too fast to be read; read it again");
@@ -503,7 +546,7 @@ Snapshot read_spool(const std::string& path) {
     }
     // Tables last: every slot that a copied record names was written before it.
     snapshot.header = read_header(file);
-    read_tables(file, snapshot);
+    read_tables(file, snapshot, what);
     const uint32_t slots =
         uint32_t(snapshot.tables[uint32_t(ExtentKind::Slot)].size() / sizeof(SlotRow));
     for (RawLane& raw : lanes) {

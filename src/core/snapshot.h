@@ -41,7 +41,11 @@ struct Snapshot {
     std::vector<std::string> problems;    // what was left out, and where
 };
 
+// Statistics leaves out what grows with time: traces, graph, operands, fingerprints, the timeline,
+// and the cells of tiles; of the strings it reads those that slots and facts name.
+enum class ReadWhat { Everything, Statistics };
+
 // Throws SpoolError when the file is no spool, is of a newer version, or cannot be read.
-Snapshot read_spool(const std::string& path);
+Snapshot read_spool(const std::string& path, ReadWhat what = ReadWhat::Everything);
 
 }  // namespace brickline

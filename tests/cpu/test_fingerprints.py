@@ -322,6 +322,8 @@ def test_shapes_must_agree() -> None:
     a, b = fingerprint(np.zeros((3, 4))), fingerprint(np.zeros((4, 3)))
     with pytest.raises(UsageError, match=r"one shape, got \(3, 4\) and \(4, 3\)"):
         distance(a, b)
+    with pytest.raises(UsageError, match="two fingerprints, got int"):
+        distance(1, fingerprint(np.ones(3)))  # type: ignore[arg-type]
 
 
 def test_many_distances_are_those_of_pairs() -> None:

@@ -63,9 +63,9 @@ void check_alike(const FingerprintRow& a, const FingerprintRow& b, const std::st
 void check_definition(const FingerprintRow& row, const std::vector<float>& x) {
     double sketch[SKETCH_BUCKETS] = {}, total = 0, squares = 0;
     for (uint64_t i = 0; i < x.size(); ++i) {
-        const int place = place_of(int(i / LINE % LINES), int(i % LINE));
-        const uint32_t word = signs_of(i / LINE, uint32_t(place) / 32);
-        sketch[uint32_t(place) ^ turn_of(i / BLOCK)] += word >> place % 32 & 1 ? -double(x[i]) : double(x[i]);
+        const uint32_t line = uint32_t(i / LINE % LINES), place = place_of(line, uint32_t(i % LINE));
+        const bool is_less = is_turned(i / BLOCK, line, place);
+        sketch[place ^ turn_of(i / BLOCK)] += is_less ? -double(x[i]) : double(x[i]);
         total += x[i], squares += double(x[i]) * x[i];
     }
     bool is_alike = std::fabs(row.total - total) <= 1e-9 && std::fabs(row.l2 - std::sqrt(squares)) <= 1e-9;

@@ -28,17 +28,24 @@ def folded(x: int) -> int:
     return (x & M32) ^ (((x >> 32) * 0x9E3779B9) & M32)
 
 
+def place_of(index: int) -> tuple[int, int, int]:
+    """Block, line and place."""
+    block, rest = divmod(index, 1024)
+    line, column = divmod(rest, 64)
+    return block, line, column ^ 8 * (line % 8) ^ 4 * (line // 8)
+
+
 def sign(index: int) -> float:
-    line, column = divmod(index, 64)
-    place = column ^ (4 * (line % 16) ^ line % 4)
-    word = mix32((folded(2 * line + place // 32) + 0x3C6EF372) & M32)
-    return -1.0 if word >> place % 32 & 1 else 1.0
+    block, line, place = place_of(index)
+    strip = line // 4
+    seed = folded(block) + (4 * (strip // 2) + place // 16) * 0x9E3779B9 + 0x3C6EF372
+    bit = mix32(seed & M32) >> (strip % 2 * 16 + place % 16) & 1
+    return -1.0 if bit != (line % 4 == place // 8 % 4) else 1.0
 
 
 def bucket(index: int) -> int:
-    line, column = divmod(index, 64)
-    place = column ^ (4 * (line % 16) ^ line % 4)
-    return place ^ (mix32((folded(line // 16) + 0xDAA66D2B) & M32) & 63)
+    block, _, place = place_of(index)
+    return place ^ (mix32((folded(block) + 0xDAA66D2B) & M32) & 63)
 
 
 def hash_of(data: bytes, item: int) -> tuple[int, int]:

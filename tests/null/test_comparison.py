@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brickline.comparison.align import align
-from brickline.comparison.comparing import compare, first_difference, identical_prefix
+from brickline.comparison.comparing import compare
 from brickline.comparison.operands import measure
+from brickline.comparison.reporting import first_difference, identical_prefix
 from brickline.comparison.sides import Vocabulary
 from brickline.errors import NotARun, UsageError
 from brickline.verdicts import DivergenceReport, Status, Verdict
@@ -176,6 +177,22 @@ def test_a_run_without_launches() -> None:
     assert report.status is Status.INCONCLUSIVE
     assert "empty.brick holds no launches" in report.headline
     assert not report
+
+
+def test_a_run_that_was_cut_off_is_no_match() -> None:
+    cut = Launches()
+    x = np.random.default_rng(0).standard_normal((4, 8))
+    cut.add("layers.0", [x], [x * 2], parent=77)
+    report = compare(cut.run(), cut.run())
+    assert report.status is Status.INCONCLUSIVE
+    assert "did not end" in report.headline
+
+
+def test_numbers_of_a_damaged_run_raise_no_warnings() -> None:
+    candidate, reference = Decoder().record(), Decoder(noise=1e-7).record()
+    for row in candidate.print_list:
+        row["sketch"] = np.array([1e300, -1e300] * 32)
+    assert compare(candidate.run(), reference.run()).status is not Status.MATCHED
 
 
 def test_nothing_in_common() -> None:

@@ -10,7 +10,7 @@ import brickline as bl
 from brickline.checking.blaming import blame
 from brickline.checking.facts import Fact, verdict_of
 from brickline.checking.pairing import Layout
-from brickline.checking.performance import Recording, Value
+from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import modules_of, origin_of, segment_of, segments_of
 from brickline.checking.stage import INPUT, OUTPUT, Key, Stage
 from brickline.checking.weights import match_weights

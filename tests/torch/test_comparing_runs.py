@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -172,3 +173,33 @@ def test_runs_without_tensors_say_what_to_record(tmp_path: Path, model: Model) -
     report = check_runs(ours, ours)
     assert "holds no tensors" in report.headline
     assert 'tensors="all"' in report.headline
+
+
+class Raising(Model):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.layers[0](self.embed(tokens))
+        raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_model_that_raised_is_no_match(tmp_path: Path, level: str, both: bool) -> None:
+    runs = []
+    for name, kind in (("c", Raising), ("r", Raising if both else Model)):
+        torch.manual_seed(0)
+        model = kind().eval()
+        runs.append(tmp_path / f"{name}.brick")
+        with contextlib.suppress(RuntimeError), record(runs[-1], model, level=level):
+            model(TOKENS)
+    report = compare(*runs)
+    assert report.status is Status.INCONCLUSIVE
+    assert report.coverage.compared
+    assert "call 0 of Raising raised" in report.headline
+
+
+def test_what_proves_a_suspect_can_clear_it_too(tmp_path: Path, model: Model) -> None:
+    options = {"level": "op", "tensors": "all", "include": "layers.1.norm"}
+    ours = recorded(tmp_path / "c.brick", copy.deepcopy(model), **options)
+    report = check_runs(ours, recorded(tmp_path / "r.brick", model, **options))
+    assert report.status is Status.MATCHED
+    assert not report.coverage.notes

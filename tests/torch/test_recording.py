@@ -760,6 +760,7 @@ def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
         ({"steps": [-1]}, "steps: expected how many"),
         ({"steps": "all"}, "steps: expected how many"),
         ({"include": [3]}, "include: expected globs"),
+        ({"include": 3}, "include: expected globs"),
         ({"exclude": ""}, "exclude: expected globs"),
         ({"bricks": {3: "x"}}, "bricks: expected globs or classes"),
         ({"fingerprints": False, "level": "op"}, "fingerprints=False records time alone"),
@@ -1061,3 +1062,15 @@ def test_a_hugging_face_model_generates(tmp_path: Path) -> None:
     profile = recording.profiler.profile()
     assert profile.steps["decode"].tokens == 3
     assert profile.steps["prefill"].tokens == 6
+
+
+def test_a_module_whose_attributes_raise_is_recorded(tmp_path: Path) -> None:
+    class Guarded(nn.Linear):
+        def __getattr__(self, name: str) -> Any:
+            if name == "inplace":
+                raise RuntimeError("no such thing")
+            return super().__getattr__(name)
+
+    with record(tmp_path / "r", Guarded(4, 4)) as recording:
+        recording.model(torch.ones(2, 4))
+    assert recording.facts["counts"]["module calls"] == 1

@@ -219,7 +219,7 @@ class Recording:
 
     def summary(self) -> str:
         """Return what was recorded, and what could not be observed, as text."""
-        from brickline.adapters.torch_recorder import summary_text
+        from brickline.adapters.torch_summary import summary_text
 
         return summary_text(self.facts, self.path)
 
@@ -237,7 +237,7 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def _globs(name: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     if given is None:
         return ()
-    globs = (given,) if isinstance(given, str) else tuple(given)
+    globs = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     for each in globs:
         if not isinstance(each, str) or not each:
             raise UsageError(f'{name}: expected globs of module paths ("layers.3.*"), got {each!r}')

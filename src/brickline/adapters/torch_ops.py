@@ -22,10 +22,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from brickline import abi
-from brickline.adapters.torch_tensors import dtype_name, flatten, operands_of
+from brickline.adapters.torch_tensors import operands_of
+from brickline.adapters.torch_values import dtype_name, flatten
 
 if TYPE_CHECKING:
-    from brickline.adapters.torch_recorder import Place, Recorder
+    from brickline.adapters.torch_calls import Place
+    from brickline.adapters.torch_recorder import Recorder
 
 
 class OpMode:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 
 from brickline import _core
 from brickline.adapters.recording import RecordOptions
+from brickline.adapters.torch_calls import Call, Place, Root, ThreadState, tokens_of
 from brickline.adapters.torch_gradients import Gradients
 from brickline.adapters.torch_keeping import Keeper
 from brickline.adapters.torch_ops import OpMode
-from brickline.adapters.torch_rows import TRACE, Rows
+from brickline.adapters.torch_rows import TRACE, Rows, with_role
 from brickline.adapters.torch_sites import (
     PARAMETER_INDEX,
     Site,
@@ -30,77 +30,10 @@ from brickline.adapters.torch_sites import (
     name_of,
     sites_of,
 )
-from brickline.adapters.torch_tensors import Known, Ledger, flatten
+from brickline.adapters.torch_tensors import Ledger, held_of
+from brickline.adapters.torch_values import flatten
 from brickline.errors import BricklineError
 from brickline.profiler import BrickProfiler
-
-
-class Place:
-    """One call of a root: its position, and how often each name occurred in it."""
-
-    __slots__ = ("ordinals", "phase", "position", "step", "thread")
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        self.ordinals: dict[str, int] = {}
-        self.step = self.phase = 0
-        """As the profiler counts them."""
-        self.thread = 0
-
-
-class Root:
-    """A recorded model."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self.model = model
-        self.name = name
-        self.calls = count()
-        self.latest = Place(0)
-        self.keys: list[Any] = []
-
-
-class Call:
-    """A module's call that is under way."""
-
-    __slots__ = (
-        "enters",
-        "gradients",
-        "inputs",
-        "known",
-        "operands",
-        "ordinal",
-        "parent",
-        "place",
-        "site",
-        "start_ns",
-        "step",
-        "trace",
-    )
-
-    def __init__(self, site: Site, place: Place, parent: int) -> None:
-        self.site = site
-        self.place = place
-        self.parent = parent
-        self.trace = parent  # its own number, where it is recorded
-        self.ordinal = 0
-        self.operands: list[bytes] = []
-        """Pieces of its operands' rows."""
-        self.inputs: list[Tensor] = []
-        self.known: list[Known] = []
-        """What its inputs and then its parameters are."""
-        self.gradients: Any = None
-        self.start_ns = 0
-        self.step: Any = None
-        self.enters = False
-
-
-class ThreadState(threading.local):
-    """The calls that one thread has open."""
-
-    def __init__(self) -> None:
-        self.stack: list[Call] = []
-        self.places: dict[int, Place] = {}
-        self.observing = False
 
 
 class Recorder:
@@ -134,9 +67,8 @@ class Recorder:
         self._book = _core.CallBook(
             profiler,
             profiler.traces._ids,
-            self._look,
+            self.ledger.book,
             self._spread,
-            self.ledger.flush,
             self._failed,
             Tensor,
             nn.Parameter,
@@ -203,9 +135,6 @@ class Recorder:
             *site.tensors,
             site.mutates,
         )
-
-    def _look(self, tensor: Tensor, weight: bool) -> bytes:
-        return self.ledger.known_weight(tensor).input if weight else self.ledger.row(tensor)
 
     def _spread(self, value: Any) -> list[Tensor]:
         found: list[Tensor] = []
@@ -365,18 +294,18 @@ class Recorder:
         if kwargs:
             flatten(kwargs, inputs, self.unobserved)
         for index, tensor in enumerate(inputs):
-            found = ledger.known(tensor)
+            found = ledger.row(tensor)
             known.append(found)
-            rows += (prefix, found.row(0, index) if index else found.input)
+            rows += (prefix, with_role(found, 0, index) if index else found)
         index = PARAMETER_INDEX
         # Buffers are looked at in every step: batch norm writes to its own uncounted.
-        for own, look in zip(site.tensors, (ledger.known_weight, ledger.known), strict=True):
+        for own, look in zip(site.tensors, (ledger.weight_row, ledger.row), strict=True):
             for tensor in own.values():
                 if tensor is None:
                     continue
                 found = look(tensor)
                 known.append(found)
-                rows += (prefix, found.row(0, index))
+                rows += (prefix, with_role(found, 0, index))
                 index += 1
         if site.mutates:
             ledger.flush()
@@ -423,9 +352,9 @@ class Recorder:
         prefix = call.trace.to_bytes(8, "little")
         made = []
         for index, tensor in enumerate(outputs):
-            found = ledger.known(tensor)
+            found = ledger.row(tensor)
             made.append(found)
-            rows += (prefix, found.row(1, index) if index else found.output)
+            rows += (prefix, with_role(found, 1, index))
         shown = outputs[0] if outputs else call.inputs[0] if call.inputs else None
         is_cuda = shown is not None and shown.is_cuda
         if shown is not None and not (is_cuda or shown.is_cpu):
@@ -472,8 +401,7 @@ class Recorder:
         keeper = ledger.keeper
         if keeper.keeps_suspects:
             tensors = [*call.inputs, *self._weights_of(site)]
-            inputs = [(k.fingerprint, t) for k, t in zip(call.known, tensors, strict=True)]
-            made_of = [(k.fingerprint, t) for k, t in zip(made, outputs, strict=True)]
+            inputs, made_of = held_of(call.known, tensors), held_of(made, outputs)
             keeper.called(call.trace, call.parent, inputs, made_of, named=site.named)
 
     # ---------------------------------------------------------------------------- what was recorded
@@ -490,7 +418,8 @@ class Recorder:
         modules = {"module calls": self.module_calls} if self.module_calls else {}
         if aside:
             unobserved["calls inside compiled modules, captured graphs or steps left out"] = aside
-        if unknown:
+        # With a choice of modules, the others are left out on purpose.
+        if unknown and not (self.options.include or self.options.exclude):
             unobserved["calls of modules that are no part of the model"] = unknown
         return {
             "level": self.options.level,
@@ -510,44 +439,3 @@ class Recorder:
 def raised(params: str) -> str:
     """Return a trace's params with the word that the call raised."""
     return f'{params[:-1]}, "raised": true}}'
-
-
-def tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, str]:
-    """Return how many tokens a call of a model processes, and its phase.
-
-    The first tensor of integers with a dimension is taken for token ids: one to a row is decoding.
-    A model without one has neither.
-    """
-    for value in (*args, *(kwargs or {}).values()):
-        if isinstance(value, Tensor) and value.dim() and value.dtype in (torch.int64, torch.int32):
-            return value.numel(), "decode" if value.shape[-1] == 1 else "prefill"
-    return 0, "forward"
-
-
-def summary_text(facts: dict[str, Any], path: Path) -> str:
-    """Return facts of a recording as text for people."""
-    counts = facts["counts"]
-    calls = counts.get("root calls", 0)
-    lines = [f"{facts['model']} · {calls} {'call' if calls == 1 else 'calls'} · {path}"]
-    recorded = [
-        f"{counts[name]} {name}"
-        for name in ("module calls", "op calls", "backward calls")
-        if counts.get(name)
-    ]
-    if facts["fingerprints"]:
-        recorded.append(f"{facts['fingerprints_taken']} fingerprints")
-    if facts["tensors_saved"]:
-        recorded.append(f"{facts['tensors_saved']} tensors saved")
-    lines.append("Recorded: " + (", ".join(recorded) or "time alone") + ".")
-    if not calls:
-        lines.append(
-            "The model was never called here: call it inside the `with` block; where it is called "
-            "through torch.compile, record what torch.compile returned."
-        )
-    left_out = counts.get("calls of the model left out by steps=")
-    if left_out:
-        lines.append(f"Left out by steps=: {left_out} calls of the model.")
-    if facts["unobserved"]:
-        lines.append("Not observed:")
-        lines += [f"  {number} {reason}" for reason, number in sorted(facts["unobserved"].items())]
-    return "\n".join(lines)

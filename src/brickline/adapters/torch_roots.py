@@ -13,7 +13,8 @@ from torch import nn
 
 from brickline import _core
 from brickline.adapters.recording import RecordOptions
-from brickline.adapters.torch_recorder import Recorder, Root
+from brickline.adapters.torch_calls import Root
+from brickline.adapters.torch_recorder import Recorder
 from brickline.adapters.torch_sites import device_of, name_of
 from brickline.profiler import BrickProfiler
 

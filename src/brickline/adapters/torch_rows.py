@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from brickline.profiler import BrickProfiler
+from brickline.traces import Operand
 
 TRACE = struct.Struct("<6Q4q2Q2Ii5IiIIii2I4B")
 """A TraceRow."""
@@ -32,17 +33,24 @@ _ROLES = {
 }
 
 
-FIRST_INPUT, FIRST_OUTPUT = _ROLES[0, 0], _ROLES[1, 0]
-
-
 def role_bytes(role: int, index: int) -> bytes:
     """Return role and index as an operand's row holds them."""
     return _ROLES.get((role, index)) or _ROLE.pack(role, index)
 
 
 def identity_bytes(number: int, fingerprint: int) -> bytes:
-    """Return a tensor's number and fingerprint as an operand's row holds them."""
-    return _IDENTITY.pack(number, fingerprint)
+    """Return a tensor's number and fingerprint as the first input's row holds them."""
+    return _IDENTITY.pack(number, fingerprint) + _ROLES[0, 0]
+
+
+def with_role(row: bytes, role: int, index: int) -> bytes:
+    """Return an operand's row, which lacks the trace, in another role."""
+    return row[:16] + role_bytes(role, index) + row[24:]
+
+
+def fingerprint_in(row: bytes) -> int:
+    """Return the id of the fingerprint that an operand's row names, which lacks the trace."""
+    return int.from_bytes(row[8:16], "little")
 
 
 class Rows:
@@ -51,6 +59,7 @@ class Rows:
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = profiler
         self._strings: dict[str, int] = {}
+        self._texts: dict[int, str] = {}
         self._views: dict[tuple[Any, ...], bytes] = {}
         self._traces: list[bytes] = []
         self._operands: list[bytes] = []
@@ -61,6 +70,7 @@ class Rows:
         number = self._strings.get(text)
         if number is None:
             number = self._strings[text] = self._profiler._intern(text)
+            self._texts[number] = text
         return number
 
     def view_bytes(
@@ -76,6 +86,14 @@ class Rows:
             view = _VIEW.pack(version & 0xFFFFFFFF, self.string(dtype), len(shape), 0, *sizes)
             self._views[key] = view
         return view
+
+    def operand(self, row: bytes, role: int, index: int) -> Operand:
+        """Return a row, which lacks the trace, as an operand that `Traces.write` takes."""
+        number, fingerprint = _IDENTITY.unpack_from(row)
+        version, dtype, dimensions, _, *sizes = _VIEW.unpack_from(row, 24)
+        shape, strides = tuple(sizes[:dimensions]), tuple(sizes[8 : 8 + dimensions])
+        name = self._texts[dtype]
+        return Operand(role, index, number, version, name, shape, strides, fingerprint)
 
     def add(self, trace: bytes, operands: list[bytes]) -> None:
         """Take the row of a trace, and the pieces of its operands' rows in order."""

@@ -203,7 +203,7 @@ def sites_of(model: nn.Module, options: RecordOptions, prefix: str = "") -> list
                 is_compiled=compiled,
                 recorded=recorded,
                 named=named,
-                mutates=bool(getattr(module, "inplace", False)),
+                mutates=bool(inspect.getattr_static(module, "inplace", False)),
                 params=_params(module, compiled),
                 tensors=tuple(_tensors(module, compiled)),
             )

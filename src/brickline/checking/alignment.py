@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,12 @@ from brickline.checking.pairing import (
     pair_by_key,
     precision,
 )
-from brickline.checking.performance import CONTRACTIONS, Recording, Value
+from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
+from brickline.checking.weight_uses import Use, uses_of
 from brickline.checking.weights import Rows, WeightMap, match_weights, named_tensors
 from brickline.oracle.widen import unit_roundoff
 
@@ -70,6 +71,7 @@ def align(
         state.restore()
         if not search.by_values(call):
             break
+    search.by_siblings()
     return search.pairing
 
 
@@ -110,6 +112,7 @@ class _Search:
             )
         self.weights = candidate.weights
         self._usual = _usual_orders(self.weights)
+        self._widths = (_widths(candidate), _widths(reference))
         self._used: set[Key] = set()
 
     def keep_roots(self, by_key: Pairing) -> None:
@@ -126,8 +129,8 @@ class _Search:
 
     def by_weights(self) -> None:
         """Pair what is made with the same weights, and what those weights are multiplied with."""
-        ours = _uses(self.ours, self.weights.ours)
-        theirs = _uses(self.theirs, self.weights.theirs)
+        ours = uses_of(self.ours, self.weights.ours, self._widths[0])
+        theirs = uses_of(self.theirs, self.weights.theirs, self._widths[1])
         for name, other in self.weights.whole.items():
             for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
                 self._pair_use(mine, right)
@@ -144,7 +147,7 @@ class _Search:
             for mine, right in zip(ours[name], theirs[other], strict=False):
                 self._guess(mine, right)
 
-    def _guess(self, mine: _Use, right: _Use) -> None:
+    def _guess(self, mine: Use, right: Use) -> None:
         """Two weights that differ may be meant to be the same."""
         ours, theirs = mine.value, right.value
         same = ours.tensor.numel() == theirs.tensor.numel()
@@ -152,7 +155,7 @@ class _Search:
             self.pairing.guesses[theirs.key] = Partner((Part(ours.key),))
 
     def _remaining(
-        self, ours: dict[str, list[_Use]], theirs: dict[str, list[_Use]]
+        self, ours: dict[str, list[Use]], theirs: dict[str, list[Use]]
     ) -> dict[str, str]:
         """Pair weights that differ, where their place between equal ones leaves one choice."""
         known = dict(self.weights.whole)
@@ -183,11 +186,11 @@ class _Search:
                 taken.add(choices[0])
         return found
 
-    def _pair_use(self, mine: _Use, right: _Use) -> None:
+    def _pair_use(self, mine: Use, right: Use) -> None:
         self._pair_entrance(mine, right)
         self._pair_same(mine.value, right.value)
 
-    def _pair_entrance(self, mine: _Use, right: _Use) -> None:
+    def _pair_entrance(self, mine: Use, right: Use) -> None:
         """Pair what two weights are multiplied with, or two modules of one weight called with."""
         for ours, theirs in ((mine.operand, right.operand), (mine.entrance, right.entrance)):
             if ours is None or theirs is None:
@@ -206,7 +209,7 @@ class _Search:
             self._pair(right.key, Partner((Part(mine.key),)))
 
     def _pair_joined(
-        self, name: str, uses: list[_Use], rows: list[Rows], theirs: dict[str, list[_Use]]
+        self, name: str, uses: list[Use], rows: list[Rows], theirs: dict[str, list[Use]]
     ) -> None:
         """The candidate multiplies once with what the reference multiplies with one by one."""
         for each in rows:
@@ -219,7 +222,7 @@ class _Search:
                 if right.value.key not in self.pairing.partners:
                     self._pair(right.value.key, Partner((Part(mine.value.key, columns=order),)))
                     # Another order of rows may be meant, or it may be the fault.
-                    usual = self._usual.get((_family(name), _family(each.reference)))
+                    usual = self._usual_order(name, each.reference)
                     if usual is None or np.array_equal(usual, order.numpy()):
                         self._guess(mine, right)
                     elif usual.max() < mine.value.tensor.shape[-1]:
@@ -228,7 +231,7 @@ class _Search:
                 self._pair_entrance(mine, right)
 
     def _pair_split(
-        self, name: str, uses: list[_Use], rows: list[Rows], ours: dict[str, list[_Use]]
+        self, name: str, uses: list[Use], rows: list[Rows], ours: dict[str, list[Use]]
     ) -> None:
         """The reference multiplies once with what the candidate multiplies with one by one."""
         for number, right in enumerate(uses):
@@ -242,7 +245,7 @@ class _Search:
                 if right.value.tensor.shape[-1] <= int(order.max()):
                     continue
                 parts.append(Part(mine[number].value.key, place=order))
-                usual = self._usual.get((_family(name), _family(each.reference)))
+                usual = self._usual_order(name, each.reference)
                 plain = order.sort().values if usual is None else torch.from_numpy(usual)
                 meant.append(Part(mine[number].value.key, place=plain))
                 self._pair_entrance(mine[number], right)
@@ -253,6 +256,11 @@ class _Search:
                 ):
                     # Another order of rows may be meant, or it may be the fault.
                     self.pairing.guesses[right.value.key] = Partner(tuple(meant))
+
+    def _usual_order(self, name: str, reference: str) -> np.ndarray | None:
+        """Return the order of rows in other layers, or else in other parts of a layer."""
+        families = _family(name), _family(reference)
+        return self._usual.get(families, self._usual.get((families[0], _kind(reference))))
 
     # Values
 
@@ -293,65 +301,72 @@ class _Search:
                 best = (found[1], Part(mine.key, fit=found[0], near=2 * _near(mine)))
         return None if best is None else best[1]
 
+    # Siblings
 
-class _Use:
-    """One operation that works with a weight; what its module returns, where it is all of it."""
+    def by_siblings(self) -> None:
+        """Guess partners from those of the same places in other layers, in order."""
+        ours, theirs = _ranked(self.ours), _ranked(self.theirs)
+        votes: defaultdict[tuple[Key, Key], list[tuple[int, Part]]] = defaultdict(list)
+        for key, partner in self.pairing.partners.items():
+            if len(partner.parts) != 1 or partner.parts[0].columns is not None:
+                continue
+            part = partner.parts[0]
+            mine, right = _place(part.key), _place(key)
+            if len(ours.get(mine, ())) != len(theirs.get(right, ())):
+                continue
+            number = ours[mine].index(part.key)
+            same = theirs[right].index(key) == number
+            votes[mine, right].append((number if same else -1, part))
+        for (mine, right), found in votes.items():
+            numbers = {number for number, _ in found}
+            if -1 in numbers or len(numbers) == len(ours[mine]):
+                continue
+            for number, (own, other) in enumerate(zip(ours[mine], theirs[right], strict=True)):
+                if number not in numbers and self._is_free(own, other):
+                    self._guess_like(found[0][1], own, other)
 
-    def __init__(self, value: Value, operand: Value | None) -> None:
-        self.value = value
-        self.operand = operand
-        self.entrance: Value | None = None
-        """What the module is called with, where the weight's work is all that it does."""
-        self.shape = (value.tensor.shape[-1:], operand and operand.tensor.shape[-1:])
+    def _is_free(self, own: Key, other: Key) -> bool:
+        """Whether neither has a partner, nor what ours is a part of."""
+        known = other in self.pairing.partners or other in self.pairing.guesses
+        if known or own in self._used or other.op == INPUT or other.op.startswith(OPERAND):
+            return False
+        value = self.ours.by_key[own]
+        sources = [self.ours.by_index[each] for each in value.inputs if value.view]
+        return not any(
+            each.key in self._used or _origin(self.ours, each).key in self._used for each in sources
+        )
 
-    def settle(self, recording: Recording) -> None:
-        """Take what the module returns for what its only weight makes."""
-        key, made = self.value.key, self.value.tensor
-        if not key.path or any(path.startswith(f"{key.path}.") for path, _ in recording.callers):
-            return
-        given = [
-            each
-            for each in recording.by_key.values()
-            if each.key[:3] == (key.path, key.call, INPUT) and each.tensor.dtype.is_floating_point
-        ]
-        if len(given) == 1:
-            self.entrance = given[0]
-        output = recording.by_key.get(Key(key.path, key.call, OUTPUT, 0))
-        if output is None or output.tensor.numel() != made.numel():
-            return
-        if output.tensor.shape[-1:] == made.shape[-1:]:
-            self.value = output
+    def _guess_like(self, part: Part, own: Key, other: Key) -> None:
+        mine, right = self.ours.by_key[own], self.theirs.by_key[other]
+        laid = part.fit is None or part.fit(mine.tensor, right.tensor.shape) is not None
+        if laid and mine.tensor.numel() == right.tensor.numel() and _fine(mine, right):
+            self.pairing.guesses[other] = Partner((Part(own, fit=part.fit),))
 
 
-def _uses(recording: Recording, copies: Mapping[str, str]) -> dict[str, list[_Use]]:
-    """Return the operations that use each weight, in order; biases come with their weights.
+def _widths(side: Side) -> dict[str, int]:
+    """Return how many numbers each parameter and buffer of a side holds."""
+    if not isinstance(side.root, torch.nn.Module):
+        return {}
+    named = (*side.root.named_parameters(), *side.root.named_buffers())
+    return {name: tensor.numel() for name, tensor in named}
 
-    Args:
-        recording: The values of one side.
-        copies: Weights that are copies of another, to that one: they count as one.
-    """
-    found: defaultdict[str, list[_Use]] = defaultdict(list)
-    waiting: dict[tuple[str, int], Value] = {}
+
+def _kind(name: str) -> str:
+    """Return the last words of a weight's name: its own, and that of the module that holds it."""
+    return "…" + ".".join(name.split(".")[-2:])
+
+
+def _place(key: Key) -> Key:
+    """Return a key as it is in all layers."""
+    return key._replace(path=_family(key.path))
+
+
+def _ranked(recording: Recording) -> dict[Key, list[Key]]:
+    """Return the keys of the same place in all layers, in order."""
+    found: defaultdict[Key, list[Key]] = defaultdict(list)
     for value in recording.values:
-        if value.key.op.startswith(OPERAND):
-            waiting[value.key.path, value.key.call] = value
-            continue
-        if value.view or is_boundary(value.key) or not value.parameters or value.key.out:
-            continue
-        if not value.tensor.dtype.is_floating_point:
-            continue
-        operand = None
-        if value.key.op in CONTRACTIONS:
-            operand = waiting.pop((value.key.path, value.key.call), None)
-        name = value.parameters[-1]
-        found[copies.get(name, name)].append(_Use(value, operand))
-    busy = Counter(
-        (use.value.key.path, use.value.key.call) for uses in found.values() for use in uses
-    )
-    for uses in found.values():
-        for use in uses:
-            if busy[use.value.key.path, use.value.key.call] == 1:
-                use.settle(recording)
+        if value.tensor.dtype.is_floating_point:
+            found[_place(value.key)].append(value.key)
     return dict(found)
 
 
@@ -366,6 +381,7 @@ def _usual_orders(weights: WeightMap) -> dict[tuple[str, str], np.ndarray]:
         for each in rows:
             rank = tuple(each.ours[each.theirs.argsort()].tolist())
             seen[_family(name), _family(each.reference)][rank] += 1
+            seen[_family(name), _kind(each.reference)][rank] += 1
     found: dict[tuple[str, str], np.ndarray] = {}
     for families, orders in seen.items():
         order, count = orders.most_common(1)[0]

@@ -57,7 +57,7 @@ def check_alone(
                 drive(driven)
             else:
                 driven(*args, **(kwargs or {}))
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = error
     return report_of(watch, calls.nonfinite, failure, repro)
 

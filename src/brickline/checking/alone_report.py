@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from brickline.checking.causes import explain
+from brickline.checking.endings import ending
 from brickline.checking.repro import write_repro
 from brickline.checking.stage import layer_of
 from brickline.checking.watching import Seen, Watch
@@ -36,7 +37,7 @@ def report_of(
         failure: What ended the run, if anything did.
         repro: Directory for scripts that show culprits alone.
     """
-    seen = [_settled(each, nonfinite) for each in watch.seen]
+    seen = _consequences([_settled(each, nonfinite) for each in watch.seen])
     findings = _findings(watch, seen, repro)
     coverage = _coverage(watch, seen, failure)
     guilty = [each for each in findings if each.verdict is not Verdict.NONDETERMINISTIC]
@@ -69,6 +70,21 @@ def _settled(seen: Seen, nonfinite: set[int]) -> tuple[Seen, Verdict]:
     wrong = seen.held.z is not None and math.isinf(seen.held.z)
     backward = seen.place.direction == "backward"
     return seen, verdict if wrong or backward else Verdict.WATCH
+
+
+def _consequences(seen: list[tuple[Seen, Verdict]]) -> list[tuple[Seen, Verdict]]:
+    """Excuse a NaN made from an infinity where an earlier operation of the call made one."""
+    made: set[tuple[int, str]] = set()
+    settled: list[tuple[Seen, Verdict]] = []
+    for each, verdict in seen:
+        if verdict is Verdict.NONFINITE_ORIGIN:
+            where = (each.place.position, each.place.direction)
+            if not each.held.carried:
+                made.add(where)
+            elif where in made:
+                verdict = Verdict.PROPAGATED
+        settled.append((each, verdict))
+    return settled
 
 
 def _table(watch: Watch, seen: list[tuple[Seen, Verdict]]) -> VerdictTable:
@@ -153,7 +169,7 @@ def _finding(watch: Watch, verdict: Verdict, seen: list[Seen], repro: Any) -> Fi
 
 def _repro(evidence: Any, directory: Any, z: float | None) -> tuple[str | None, str | None]:
     """Write a script that shows a culprit alone; return its path, or why there is none."""
-    if evidence is None or directory is None:
+    if evidence is None or directory is None or directory is False:
         return None, None
     made = write_repro(evidence, directory, z=z)
     return (None, f"repro: {made.reason}") if made.path is None else (str(made.path), None)
@@ -169,7 +185,7 @@ def _coverage(
     opaque = sum(watch.tally.opaque.values())
     notes: list[str] = []
     if failure is not None:
-        notes.append(_ending(failure))
+        notes.append(ending(failure))
     reasons = Counter((each.op, each.held.reason or "no reason") for each in unknown)
     for (op, reason), count in reasons.most_common(12):
         notes.append(f"{op}: {reason} ({_times(count)})")
@@ -184,15 +200,13 @@ def _coverage(
         notes.append(f"random by design, not held to anything: {names}")
     if watch.tally.compiled_backward:
         notes.append("the backward pass of a compiled region was not observed")
-    total = len(seen) + opaque + (1 if watch.tally.compiled_backward else 0)
+    if watch.stage.elsewhere:
+        notes.append(
+            f"{_count(watch.stage.elsewhere, 'call')} of modules on other threads, whose "
+            "operations were not seen; give a reference= to check what comes out of them"
+        )
+    total = len(seen) + opaque + watch.stage.elsewhere + (1 if watch.tally.compiled_backward else 0)
     return Coverage(len(seen) - len(unknown), total, tuple(notes))
-
-
-def _ending(failure: BaseException) -> str:
-    if isinstance(failure, KeyboardInterrupt):
-        return "interrupted: the report holds what was seen until then"
-    words = str(failure).strip().splitlines()
-    return f"the candidate raised {type(failure).__name__}: {words[0] if words else ''}".rstrip()
 
 
 def _headline(
@@ -212,9 +226,10 @@ def _headline(
             f"rounding; {NOT_VERIFIED}."
         )
     if not coverage.total:
-        return f"Nothing was seen: the candidate executed no operation; {NOT_VERIFIED}."
+        why = "the candidate executed no operation" if failure is None else ending(failure)
+        return f"Nothing was seen: {why}."
     short = f"{coverage.compared} of {_count(coverage.total, 'operation')} verified"
-    ended = " before the run ended" if failure is not None else ""
+    ended = "" if failure is None else f" until the end ({ending(failure)})"
     return f"Arithmetic verified in part: {short}{ended}; {NOT_VERIFIED}."
 
 

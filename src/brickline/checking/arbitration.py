@@ -18,15 +18,16 @@ import torch
 from brickline.checking.blaming import blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.pairing import Pairing, is_boundary, precision
-from brickline.checking.performance import Operation, Performance, Recording, Value
-from brickline.checking.segments import Segment, modules_of, origin_of, segments_of
+from brickline.checking.performance import Performance
+from brickline.checking.recording import Operation, Recording, Value
+from brickline.checking.segments import Segment, modules_of, origin_of, segments_of, writers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import ARGUMENT, Key
 from brickline.oracle.bounds import op_bound
 from brickline.oracle.calls import Call as OpCall
 from brickline.oracle.calls import NoExactForm
-from brickline.oracle.ratios import measure
+from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import unit_roundoff, written_arguments
 from brickline.verdicts import Verdict
 
@@ -56,6 +57,7 @@ class Rerun:
         """Make the call again from the state in which it was made."""
         self.before.restore()
         self.dice.restore()
+        wide = wide and not self.side.stage.elsewhere
         performance = Performance(
             self.side.stage,
             wide=wide,
@@ -151,7 +153,7 @@ def arbitrate(
     segments = {
         id(fact): way.values for fact, way in zip(facts, ways, strict=True) if fact.suspicious
     }
-    innocent = _innocent(facts, ways)
+    innocent = _innocent(facts, ways, recording)
     wanted = {each.key for each in doubtful}
     again = _Again(wanted, {value.key for each in segments.values() for value in each})
     _performed(rerun, again)
@@ -168,7 +170,6 @@ def arbitrate(
         if all(each.key.op.startswith(ARGUMENT) for each in accused):
             accused = segment
         fact.modules = modules_of(accused, pairing.strangers)
-        fact.notes["ops"] = [value.key.op for value in segment if not value.view]
         if not _repeats(fact, again):
             fact.verdict = Verdict.NONDETERMINISTIC
         elif wide and _is_rounding(fact, segment, logic, again, work):
@@ -176,16 +177,53 @@ def arbitrate(
         else:
             fact.verdict = Verdict.CULPRIT
             guilty.append(fact)
+    _ask_the_writers(guilty, recording)
     blame(guilty, recording)
     return guilty
 
 
-def _innocent(facts: list[Fact], ways: list[Segment]) -> set[int]:
+def _ask_the_writers(guilty: list[Fact], recording: Recording) -> None:
+    """Blame a wrong argument of the call on who wrote to it, where that is known."""
+    named = [path for each in guilty if not _is_written(each) for path in each.modules]
+    accused = [path for path in dict.fromkeys(named) if path]
+    for fact in guilty:
+        if not _is_written(fact) or fact.modules != ("",):
+            continue
+        writers = writers_of(recording, recording.by_key[fact.key])
+        known = tuple(each for each in accused if any(_lies_in(path, each) for path in writers))
+        if known or len(writers) == 1:
+            fact.modules = known or writers
+
+
+def _lies_in(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}.")
+
+
+def _is_written(fact: Fact) -> bool:
+    return fact.key.op.startswith(ARGUMENT)
+
+
+def _innocent(facts: list[Fact], ways: list[Segment], recording: Recording) -> set[int]:
     """Return the values that something right was made from."""
     found: set[int] = set()
     for fact, way in zip(facts, ways, strict=True):
         if fact.ratios.z <= 1 and not way.again:
             found.update(each.index for each in way.values)
+            # Of what it is a part of, the rest may be wrong.
+            found -= _wholes(recording, recording.by_key[fact.key])
+    return found
+
+
+def _wholes(recording: Recording, part: Value) -> set[int]:
+    """Return the larger values that a view shows a part of, across boundaries."""
+    found: set[int] = set()
+    waiting = [part] if part.view else []
+    while waiting:
+        for index in waiting.pop().inputs:
+            source = recording.by_index.get(index)
+            if source is not None and source.tensor.numel() > part.tensor.numel():
+                found.add(index)
+                waiting += [source] if is_boundary(source.key) else []
     return found
 
 
@@ -222,33 +260,42 @@ def _repeats(fact: Fact, again: _Again) -> bool:
         return True
     if second.shape != fact.exact.shape or torch.equal(second, fact.actual):
         return True
-    ratios = measure(second, fact.exact, clean=fact.clean)
-    fact.notes["z_again"] = ratios.z
-    return ratios.z > CULPRIT_LIMIT
+    return measure(second, fact.exact, clean=fact.clean).z > CULPRIT_LIMIT
 
 
 def _is_rounding(
     fact: Fact, segment: list[Value], logic: _Logic, again: _Again, work: torch.dtype
 ) -> bool:
-    ours = logic.found.get(fact.key)
-    exact = fact.exact
-    if ours is None or exact is None or ours.shape != exact.shape:
+    made, exact = logic.found.get(fact.key), fact.exact
+    if made is None or exact is None or fact.part is None:
+        return False
+    ours = fact.part.ours(made, exact.shape)
+    if ours is None or ours.shape != exact.shape:
         return False
     if fact.ratios.nonfinite or not fact.dtype.is_floating_point:
         return False
     if any(value.custom for value in segment) or _is_coarse(fact, segment, work):
         return False
     coarse = max((fact.dtype, work), key=unit_roundoff)
-    difference = measure(ours, exact, dtype=coarse)
-    fact.notes["logic"] = difference.relative_l2
-    if difference.z > 1:
+    if not _is_same_logic(measure(ours, exact, dtype=coarse), fact, coarse):
         return False
     worst = max((again.worst.get(value.key, 0.0) for value in segment), default=0.0)
-    fact.notes["arithmetic"] = worst
     if worst > CULPRIT_LIMIT:
         return False
     small = fact.ratios.relative_l2 <= EXCUSED_ULPS * unit_roundoff(coarse)
     return small or fact.ratios.rmse <= EXCUSED_RATIO
+
+
+def _is_same_logic(apart: Ratios, fact: Fact, coarse: torch.dtype) -> bool:
+    """Whether two programs in float64 give the same, but for weights that one has made before.
+
+    Such a weight is rounded once; small elements of what it makes may then be far apart, though
+    all of them together differ by less than rounding.
+    """
+    if apart.z <= 1:
+        return True
+    together = apart.relative_l2 <= unit_roundoff(coarse) / 2 and apart.rmse <= 1
+    return together and fact.ratios.z <= EXCUSED_RATIO
 
 
 def _is_coarse(fact: Fact, segment: list[Value], work: torch.dtype) -> bool:

@@ -9,41 +9,38 @@ A call whose forward the reference does not confirm is not judged.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from brickline.checking.backward_capture import (
-    Capture,
-    Pass,
-    Visit,
-    floats_of,
-    inputs_of,
-    written_weights,
-)
+from brickline.checking.backward_again import Again, Setting
+from brickline.checking.backward_capture import Capture
+from brickline.checking.backward_direct import Rests
 from brickline.checking.backward_numeric import is_derivative
 from brickline.checking.backward_partners import Partners
+from brickline.checking.backward_tensors import floats_of, inputs_of
+from brickline.checking.backward_visits import Pass, Visit
 from brickline.checking.backward_vjp import (
     DifferentError,
     Outcome,
     Partner,
     TooLargeError,
+    gradient_of,
     gradients,
 )
 from brickline.checking.facts import CULPRIT_LIMIT, verdict_of
 from brickline.checking.sides import Side
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Stage
+from brickline.checking.training import Weights
 from brickline.oracle.ratios import Ratios, measure
 from brickline.verdicts import Verdict
 
 DISTURBANCES = 2
 """How often rounding is imitated before a gradient is held to be wrong."""
-UNSTEADY = 0.5
-"""Part of an error by which a second run may differ for the error to be the module's."""
 NO_GRADIENT = 1e-5
 """What the reference gives no gradient for is wrong above this part of the arriving gradient."""
 
@@ -84,8 +81,9 @@ class _Judged:
 class BackwardWatch:
     """Notes the candidate's gradients and holds each module's against the reference's."""
 
-    def __init__(self, candidate_side: Side, reference_side: Side) -> None:
+    def __init__(self, candidate_side: Side, reference_side: Side, weights: Weights) -> None:
         self.candidate, self.reference = candidate_side, reference_side
+        self._weights = weights
         self.notes: Counter[str] = Counter()
         """Calls that were judged neither themselves nor as a part of another, by reason."""
         self.judged = 0
@@ -107,12 +105,26 @@ class BackwardWatch:
             finally:
                 self.flush()
 
-    def followed(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
-        """Return the root's function such that its call, of this number, is followed."""
+    def followed(
+        self, function: Callable[..., Any], number: int, before: State
+    ) -> Callable[..., Any]:
+        """Return the root's function such that its call, of this number, is followed.
+
+        Args:
+            function: The root's own.
+            number: The call's.
+            before: What the candidate keeps as the call begins.
+        """
         self.flush()
         if not torch.is_grad_enabled():
             return function
-        return self._capture.followed(function, number, State(self.reference.root))
+        setting = Setting(before, State(self.reference.root))
+        return self._capture.followed(function, number, setting)
+
+    @property
+    def judging(self) -> bool:
+        """Whether gradients are being held against the reference's right now."""
+        return self._capture.off
 
     def culprits(self) -> list[BackwardFact]:
         """Return the gradients that are wrong, in the order in which they were found."""
@@ -144,11 +156,11 @@ class BackwardWatch:
 
     def _judge_pass(self, task: int, backward: Pass) -> None:
         paths = Counter(each.path for each in backward.visits.values())
-        owners = _owners(self.candidate.stage)
+        rests = Rests(task, backward, _owners(self.candidate.stage))
         found: list[_Judged] = []
         left: list[tuple[Visit, str]] = []
         for visit in backward.visits.values():
-            judged = self._judge(task, visit, backward, paths, owners)
+            judged = self._judge(task, visit, backward, paths, rests)
             if isinstance(judged, str):
                 left.append((visit, judged))
             else:
@@ -187,24 +199,26 @@ class BackwardWatch:
         visit: Visit,
         backward: Pass,
         paths: Counter[str],
-        owners: dict[int, list[str]],
+        rests: Rests,
     ) -> _Judged | str:
         """Hold a call's gradients against the reference's; return why not, where that cannot be."""
         if visit.hidden:
             return "gradients also pass by what it keeps"
-        actual = _actual_parameters(visit, task, backward, paths, owners)
+        actual = _actual_parameters(visit, task, backward, paths, rests.owners)
         found = self._partners.of(visit, actual)
         if found is None:
             return "the reference has no module that stands for it"
         partner, path = found
-        state: State | None = visit.setting
+        setting: Setting | None = visit.setting
+        state = None if setting is None else setting.theirs
         try:
             with torch.no_grad():
-                runs = []
+                runs: list[Outcome] = []
                 for wide in (False, True):
                     if state is not None:
                         state.restore()
-                    runs.append(gradients(partner, visit, task, wide=wide))
+                    direct = runs[0].read if runs else ()
+                    runs.append(gradients(partner, visit, task, wide=wide, direct=direct))
         except DifferentError as error:
             return str(error)
         except TooLargeError:
@@ -217,8 +231,10 @@ class BackwardWatch:
         if not _same_forward(visit, exact, clean):
             return "its forward is not the reference's"
         self.judged += 1
-        disturbed = _Disturbed(partner, visit, task, state, bool(exact.free) or path != visit.path)
-        again = _Again(visit, task)
+        disturbed = _Disturbed(
+            partner, visit, task, state, bool(exact.free) or path != visit.path, clean.read
+        )
+        again = Again(visit, task, self.candidate.root, self._weights)
         judged = _Judged(visit, free=exact.free)
         for what, key, mine in _compared(visit, task, actual, exact):
             if mine is None and not backward.whole:
@@ -226,8 +242,19 @@ class BackwardWatch:
             if mine is not None and key[0] == "parameters" and key[1] in partner.transposed:
                 mine = mine.t()
             fact = _held(visit, what, key, mine, exact, clean, disturbed)
-            if fact is not None and fact.guilty and not again.confirms(key, fact):
+            if (
+                fact is not None
+                and fact.guilty
+                and not again.confirms(key, fact.actual, fact.exact)
+            ):
                 fact.verdict = Verdict.NONDETERMINISTIC
+                self.notes["wrong once, and another gradient the second time"] += 1
+            if fact is not None:
+                fact.reference_path = path
+                judged.facts.append(fact)
+        for name, mine in again.direct(rests, clean):
+            key, what = ("direct", name), f"parameter {name}"
+            fact = _held(visit, what, key, mine, exact, clean, disturbed)
             if fact is not None:
                 fact.reference_path = path
                 judged.facts.append(fact)
@@ -246,9 +273,15 @@ class _Disturbed:
     """How far rounding carries, found out where a gradient looks wrong."""
 
     def __init__(
-        self, partner: Partner, visit: Visit, task: int, state: State | None, other_code: bool
+        self,
+        partner: Partner,
+        visit: Visit,
+        task: int,
+        state: State | None,
+        other_code: bool,
+        direct: Collection[str],
     ) -> None:
-        self._other_code = other_code
+        self._other_code, self._direct = other_code, direct
         self._ask = (partner, visit, task)
         self._state = state
         self._runs: list[Outcome] | None = None
@@ -262,60 +295,19 @@ class _Disturbed:
                     self._state.restore()
                 with torch.no_grad():
                     run = gradients(
-                        *self._ask, wide=True, seed=seed, every_operation=self._other_code
+                        *self._ask,
+                        wide=True,
+                        seed=seed,
+                        every_operation=self._other_code,
+                        direct=self._direct,
                     )
                     self._runs.append(run)
         squares = torch.zeros_like(exact)
         for run in self._runs:
-            found = _gradient(run, key)
+            found = gradient_of(run, key)
             if found is not None:
                 squares += (found - exact).square()
         return (squares / DISTURBANCES).sqrt()
-
-
-class _Again:
-    """The candidate's own gradients for the same call a second time."""
-
-    def __init__(self, visit: Visit, task: int) -> None:
-        self._visit, self._task = visit, task
-        self._run: Outcome | None = None
-        self._tried = False
-
-    def confirms(self, key: tuple[str, Any], fact: BackwardFact) -> bool:
-        """Whether the error is there again; True where the call cannot be made again."""
-        if not self._tried:
-            self._tried = True
-            self._run = self._made()
-        seen = None if self._run is None else _gradient(self._run, key)
-        if seen is None or fact.actual is None or fact.exact is None:
-            return True
-        if seen.shape != fact.actual.shape:
-            return True
-        first = fact.actual.double()
-        apart = float((first - seen.double().to(first.device)).norm())
-        error = float((first - fact.exact.double().to(first.device)).norm())
-        return not apart > UNSTEADY * error
-
-    def _made(self) -> Outcome | None:
-        visit = self._visit
-        if visit.weights != written_weights(visit.module):
-            return None
-        names: dict[str, str] = {}
-        if isinstance(visit.module, torch.nn.Module):
-            names = {name: name for name, _ in visit.module.named_parameters()}
-        state = State(visit.module)
-        try:
-            made = gradients(Partner(visit.module, names, {}), visit, self._task, wide=False)
-        except Exception:
-            return None
-        finally:
-            state.restore()
-        first = floats_of(visit.returned)
-        same = all(
-            torch.allclose(mine.double(), again.double(), rtol=1e-2, atol=1e-6)
-            for mine, again in zip(first, made.outputs, strict=True)
-        )
-        return made if same else None
 
 
 def _wrong_inside(visit: Visit, free: set[str] | None, task: int) -> Visit | None:
@@ -349,11 +341,6 @@ def _compared(
             yield f"gradient for {child.path}", ("arrivals", (number, output)), arrived
 
 
-def _gradient(outcome: Outcome, key: tuple[str, Any]) -> torch.Tensor | None:
-    found: torch.Tensor | None = getattr(outcome, key[0]).get(key[1])
-    return found
-
-
 def _held(
     visit: Visit,
     what: str,
@@ -363,7 +350,7 @@ def _held(
     clean: Outcome,
     disturbed: _Disturbed,
 ) -> BackwardFact | None:
-    right, rough = _gradient(exact, key), _gradient(clean, key)
+    right, rough = gradient_of(exact, key), gradient_of(clean, key)
     if actual is None and right is None:
         return None
     structural = right is None
@@ -429,7 +416,7 @@ def _actual_parameters(
     task: int,
     backward: Pass,
     paths: Counter[str],
-    owners: dict[int, list[str]],
+    owners: Mapping[int, list[str]],
 ) -> dict[str, torch.Tensor | None]:
     """Return the gradients that a call gave for parameters, None for none.
 

@@ -12,117 +12,26 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from brickline.checking.backward_tensors import (
+    contained_tensors,
+    floats_of,
+    holds_gradient,
+    inputs_of,
+    is_replaceable,
+    mapped,
+    replaced,
+    view_once,
+)
+from brickline.checking.backward_visits import Autocast, Gradients, Pass, Visit
 from brickline.checking.sides import Call
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
-from brickline.checking.stage import Stage, is_compiled
-
-
-@dataclass(eq=False)
-class Gradients:
-    """What one backward pass brought to one call."""
-
-    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By the number of the tensor among the floating-point outputs."""
-    inputs: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By the number of the tensor among the floating-point inputs."""
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By the name of the module's own parameter."""
-
-
-@dataclass(eq=False)
-class Autocast:
-    """Which devices' operations were cast to a lower precision, and to which."""
-
-    dtypes: dict[str, torch.dtype]
-
-    @classmethod
-    def taken(cls) -> Autocast:
-        """Return what holds now."""
-        kinds = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
-        return cls(
-            {
-                kind: torch.get_autocast_dtype(kind)
-                for kind in kinds
-                if torch.is_autocast_enabled(kind)
-            }
-        )
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Cast in the same way as long as this lasts."""
-        with ExitStack() as stack:
-            for kind, dtype in self.dtypes.items():
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            yield
-
-
-@dataclass(eq=False)
-class Visit:
-    """One call of one module of the candidate."""
-
-    path: str
-    call: int
-    position: int
-    module: Any
-    given: Call
-    """Its arguments, as they were before it ran."""
-    random: RandomState
-    autocast: Autocast
-    setting: Any = None
-    """What was said to hold during the root's call."""
-    random_after: RandomState | None = None
-    returned: Any = None
-    """What it returned, copied."""
-    children: list[Visit] = field(default_factory=list)
-    aliases: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
-    """While it runs: the inputs that need a gradient, and how often they had been written."""
-    inputs: set[int] = field(default_factory=set)
-    """Numbers of the inputs that need a gradient."""
-    outputs: set[int] = field(default_factory=set)
-    """Numbers of the outputs that a gradient can arrive at."""
-    gradients: dict[int, Gradients] = field(default_factory=dict)
-    """By backward pass."""
-    weights: int = 0
-    """How often its weights had been written when it was called."""
-    contained: tuple[int, ...] = ()
-    """Tensors in lists and dictionaries of its arguments, which are not followed."""
-    partial: bool = False
-    """Whether there are such tensors and they need a gradient."""
-    hidden: bool = False
-    """Whether gradients pass by what it is called with and returns."""
-    recorded: int | None = None
-    """The backward pass that was itself recorded: later ones are no plain ones."""
-    written: set[int] = field(default_factory=set)
-    """Inputs that the call wrote over: their gradients are not seen."""
-
-    @property
-    def told(self) -> bool:
-        """Whether all gradients that come out of it are among those that were noted."""
-        return not (self.hidden or self.partial or self.written)
-
-
-@dataclass(eq=False)
-class Pass:
-    """One backward pass: which calls it went through, and what parameters got in all."""
-
-    visits: dict[int, Visit] = field(default_factory=dict)
-    totals: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Gradients of parameters, by the parameter's id."""
-    whole: bool = True
-    """Whether it goes to every leaf; otherwise a gradient that is missing says nothing."""
-    complete: bool = False
-    """Whether it came to its end."""
-
-    def completed(self) -> None:
-        """It came to its end."""
-        self.complete = True
+from brickline.checking.stage import Stage, is_compiled, takes_hooks
 
 
 class Capture:
@@ -149,7 +58,7 @@ class Capture:
         """Follow the modules as long as this lasts."""
         hooks = []
         for path, module in self.stage.modules.items():
-            if path and not _inside_compiled(path, self.stage.modules):
+            if path and takes_hooks(module) and not _inside_compiled(path, self.stage.modules):
                 hooks.append(
                     module.register_forward_pre_hook(
                         functools.partial(self._enter, path), with_kwargs=True
@@ -225,7 +134,7 @@ class Capture:
             given = Call.taken(args, kwargs)
         visit = Visit(path, call, self.position, module, given, RandomState(), Autocast.taken())
         visit.setting = self._setting
-        visit.contained = _contained(args, kwargs)
+        visit.contained = contained_tensors(args, kwargs)
         visit.weights = written_weights(module)
         above = next((each for _, each in reversed(self._stack) if each is not None), None)
         if above is not None:
@@ -313,9 +222,9 @@ class Capture:
         several = len({id(each) for each in tensors}) > 1
         if several:
             # One output may be made from another: what arrives from outside is told by an alias.
-            visit.hidden = visit.hidden or not _replaceable(output)
+            visit.hidden = visit.hidden or not is_replaceable(output)
             known: dict[int, torch.Tensor] = {}
-            output = replaced(output, lambda tensor: _view_once(tensor, known))
+            output = replaced(output, lambda tensor: view_once(tensor, known))
         hooked: set[int] = set()
         for number, tensor in enumerate(floats_of(output)):
             if tensor.requires_grad:
@@ -334,9 +243,7 @@ class Capture:
         task = torch._C._current_graph_task_id()
         if visit.recorded not in (None, task):
             return
-        with _disable_current_modes(), torch.no_grad():
-            kept = gradient.detach()
-            kept = kept.to_dense() if kept.layout is not torch.strided else kept.clone()
+        kept = _kept(gradient)
         known = visit.gradients.setdefault(task, Gradients())
         getattr(known, kind)[key] = kept
         if kind == "outputs":
@@ -348,10 +255,7 @@ class Capture:
         if self.off:
             return
         task = torch._C._current_graph_task_id()
-        with _disable_current_modes(), torch.no_grad():
-            kept = gradient.detach()
-            kept = kept.to_dense() if kept.layout is not torch.strided else kept.clone()
-        self._pass(task).totals[identity] = kept
+        self._pass(task).totals[identity] = _kept(gradient)
 
     def _pass(self, task: int) -> Pass:
         known = self.passes.get(task)
@@ -392,86 +296,11 @@ class _Probe:
         return bool(torch._C._will_engine_execute_node(self._node))
 
 
-# Structures of arguments and outputs
-
-
-def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return arguments with their floating-point tensors replaced; tuples only are looked into."""
-    args, kwargs = value
-    return (
-        tuple(_mapped(each, function) for each in args),
-        {name: _mapped(each, function) for name, each in kwargs.items()},
-    )
-
-
-def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if _is_float(value):
-        return function(value)
-    if isinstance(value, tuple):
-        items = [_mapped(each, function) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
-
-
-def inputs_of(call: Call) -> list[torch.Tensor]:
-    """Return the floating-point tensors of a call, in the order of `mapped`."""
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped((call.args, call.kwargs), note)
-    return found
-
-
-def floats_of(output: Any) -> list[torch.Tensor]:
-    """Return the floating-point tensors that were returned, in order."""
-    if _is_float(output):
-        return [output]
-    if isinstance(output, Mapping):
-        return [each for item in output.values() for each in floats_of(item)]
-    if isinstance(output, list | tuple):
-        return [each for item in output for each in floats_of(item)]
-    return []
-
-
-def replaced(output: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return what was returned with its floating-point tensors replaced."""
-    if _is_float(output):
-        return function(output)
-    if isinstance(output, tuple):
-        items = [replaced(each, function) for each in output]
-        return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
-    if isinstance(output, dict | list):
-        for key, each in output.items() if isinstance(output, dict) else enumerate(output):
-            made = replaced(each, function)
-            if made is not each:
-                output[key] = made
-    return output
-
-
-def _replaceable(output: Any) -> bool:
-    """Whether every tensor that needs a gradient is among those that can be replaced."""
-    every = {id(each) for _, each in tensors_in(output) if each.requires_grad}
-    return every <= {id(each) for each in floats_of(output)}
-
-
-def _view_once(tensor: torch.Tensor, known: dict[int, torch.Tensor]) -> torch.Tensor:
-    if not tensor.requires_grad:
-        return tensor
-    if id(tensor) not in known:
-        known[id(tensor)] = tensor.view_as(tensor)
-    return known[id(tensor)]
-
-
-def _is_float(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype.is_floating_point
-        and value.layout is torch.strided
-        and not value.is_meta
-    )
+def _kept(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a dense copy of a gradient."""
+    with _disable_current_modes(), torch.no_grad():
+        kept = gradient.detach()
+        return kept.to_dense() if kept.layout is not torch.strided else kept.clone()
 
 
 def _needs_gradient(module: Any, args: Any, kwargs: Any) -> bool:
@@ -485,7 +314,7 @@ def _needs_gradient(module: Any, args: Any, kwargs: Any) -> bool:
 
 def _hides(visit: Visit, args: Any, kwargs: Any) -> bool:
     """Whether a gradient can get in or out by other ways than arguments and results."""
-    contained = _contained(args, kwargs)
+    contained = contained_tensors(args, kwargs)
     visit.partial = bool(contained)
     followed = {id(each) for each in inputs_of(Call(args, kwargs))} | set(contained)
     for _, tensor in tensors_in((args, kwargs)):
@@ -497,7 +326,7 @@ def _hides(visit: Visit, args: Any, kwargs: Any) -> bool:
     if not isinstance(module, torch.nn.Module):
         return False
     own = (*module.__dict__.items(), *module._buffers.items())
-    return any(name not in _INTERNALS and _holds_gradient(value) for name, value in own)
+    return any(name not in _INTERNALS and holds_gradient(value) for name, value in own)
 
 
 def written_weights(module: Any) -> int:
@@ -505,36 +334,6 @@ def written_weights(module: Any) -> int:
     if not isinstance(module, torch.nn.Module):
         return 0
     return sum(each._version for each in module.parameters() if not each.is_inference())
-
-
-def _contained(args: Any, kwargs: Any) -> tuple[int, ...]:
-    """Return the ids of tensors that need a gradient and lie in lists or dictionaries."""
-    found: list[int] = []
-
-    def walk(value: Any, inside: bool) -> None:
-        if isinstance(value, torch.Tensor):
-            if inside and value.requires_grad:
-                found.append(id(value))
-        elif type(value) in (list, dict):
-            for each in value.values() if isinstance(value, dict) else value:
-                walk(each, True)
-        elif isinstance(value, tuple):
-            for each in value:
-                walk(each, inside)
-
-    for each in (*args, *kwargs.values()):
-        walk(each, False)
-    return tuple(found)
-
-
-def _holds_gradient(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.requires_grad and not value.is_leaf
-    if isinstance(value, list | tuple):
-        return any(_holds_gradient(each) for each in value)
-    if type(value) is dict:
-        return any(_holds_gradient(each) for each in value.values())
-    return False
 
 
 _INTERNALS = frozenset(torch.nn.Module().__dict__)

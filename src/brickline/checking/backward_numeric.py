@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from brickline.checking.backward_capture import Visit, inputs_of
+from brickline.checking.backward_tensors import inputs_of
+from brickline.checking.backward_visits import Visit
 from brickline.checking.backward_vjp import Key, Outcome, Partner, gradients, projection
 from brickline.checking.snapshot import State
 

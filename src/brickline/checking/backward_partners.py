@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from brickline.checking.backward_capture import Visit
+from brickline.checking.backward_visits import Visit
 from brickline.checking.backward_vjp import Partner
 from brickline.checking.sides import Side
 from brickline.checking.weights import WeightMap, match_weights, named_tensors

@@ -8,8 +8,8 @@ only the module's own work is judged. Runs in the dtype that it is given or in f
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -18,7 +18,8 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from brickline.checking.backward_capture import Visit, floats_of, inputs_of, mapped, replaced
+from brickline.checking.backward_tensors import floats_of, inputs_of, mapped, replaced
+from brickline.checking.backward_visits import Visit
 from brickline.checking.sides import Call
 from brickline.checking.snapshot import snapshot
 from brickline.oracle.widen import MOVES, Widened, is_narrow, is_view, unit_roundoff
@@ -54,6 +55,8 @@ class Outcome:
     inputs: dict[int, Gradient] = field(default_factory=dict)
     parameters: dict[str, Gradient] = field(default_factory=dict)
     """By name in the candidate's module."""
+    direct: dict[str, Gradient] = field(default_factory=dict)
+    """The same of weights whose owners inside were not run: as the module itself reads them."""
     arrivals: dict[tuple[int, int], Gradient] = field(default_factory=dict)
     """Gradients at outputs of calls inside, by number of the child and of its output."""
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -63,6 +66,11 @@ class Outcome:
     """Whether something had no float64 form."""
     free: set[str] = field(default_factory=set)
     """Paths inside that the reference ran by itself."""
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Names of the weights that the module reads itself although another one owns them."""
+        return frozenset(name for name, each in self.direct.items() if each is not None)
 
 
 @dataclass(eq=False)
@@ -86,6 +94,7 @@ def gradients(
     wide: bool,
     seed: int | None = None,
     every_operation: bool = False,
+    direct: Collection[str] = (),
 ) -> Outcome:
     """Run the reference for one call.
 
@@ -96,14 +105,22 @@ def gradients(
         wide: Run in float64; otherwise in the candidate's dtypes.
         seed: Disturb every value that comes in by its rounding, to see how far that carries.
         every_operation: Disturb what every operation makes, too.
+        direct: Weights that the module reads itself, as a run in the candidate's dtypes has shown.
     """
     without: set[str] = set()
     while True:
         try:
             run = _Run(partner, visit, task, wide, seed, without, None, every_operation)
+            run.direct = frozenset(direct)
             return run.outcome()
         except OtherCallError as error:
             without.add(error.path)
+
+
+def gradient_of(outcome: Outcome, key: tuple[str, Any]) -> torch.Tensor | None:
+    """Return one gradient of an outcome."""
+    found: torch.Tensor | None = getattr(outcome, key[0]).get(key[1])
+    return found
 
 
 def projection(
@@ -129,6 +146,7 @@ class _Run:
         every_operation: bool = False,
     ) -> None:
         self._without, self._shift = without, shift or {}
+        self.direct: frozenset[str] = frozenset()
         self.partner, self.visit, self.task, self.wide = partner, visit, task, wide
         self.result = Outcome()
         self._leaves: dict[int, torch.Tensor] = {}
@@ -247,6 +265,9 @@ class _Run:
                     value = self._shifted(value.clone(), ("parameters", ours[full]))
                     value.requires_grad_(True)
                 made[full] = tied[id(tensor)] = value
+        for name in self.direct:
+            full = self.partner.parameters[name]
+            made[full] = self.value(module.get_parameter(full)).clone().requires_grad_(True)
         return made
 
     def _call(self, weights: dict[str, torch.Tensor], args: Any, kwargs: Any) -> Any:
@@ -342,9 +363,16 @@ class _Run:
         names = [
             (ours, weights[name])
             for ours, name in self.partner.parameters.items()
-            if name in weights and weights[name].requires_grad
+            if name in weights and weights[name].requires_grad and ours not in self.direct
         ]
-        wanted = [*self._leaves.values(), *(each for _, each in names), *self._anchors]
+        others = {name: weights[self.partner.parameters[name]] for name in self.direct}
+        others = others or self._unread(weights)
+        wanted = [
+            *self._leaves.values(),
+            *(each for _, each in names),
+            *self._anchors,
+            *others.values(),
+        ]
         found: tuple[Gradient, ...] = (None,) * len(wanted)
         if heads and wanted:
             found = torch.autograd.grad(heads, wanted, cotangents, allow_unused=True)
@@ -352,6 +380,22 @@ class _Run:
         own = found[len(self._leaves) : len(self._leaves) + len(names)]
         self.result.parameters = {
             ours: _dense(each) for (ours, _), each in zip(names, own, strict=True)
+        }
+        rest = found[len(found) - len(others) :]
+        self.result.direct = {name: _dense(each) for name, each in zip(others, rest, strict=True)}
+
+    def _unread(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the weights of calls inside that are not run, where only one module has them."""
+        module = self.partner.module
+        missing = [each for each in self.partner.parameters.items() if each[1] not in weights]
+        if self.wide or not missing or not isinstance(module, torch.nn.Module):
+            return {}
+        named = dict(module.named_parameters(remove_duplicate=False))
+        holders = Counter(map(id, named.values()))
+        return {
+            ours: named[name]
+            for ours, name in missing
+            if named[name].requires_grad and holders[id(named[name])] == 1
         }
 
 

@@ -40,13 +40,7 @@ def _finding(watch: BackwardWatch, path: str, facts: list[BackwardFact], brick: 
         reference_name=watch.reference.stage.display(worst.reference_path),
         reason="share is of the output; a wrong gradient leaves it as it is",
         evidence={
-            "element": worst.ratios.element,
-            "rmse": worst.ratios.rmse,
-            "bias": worst.ratios.bias,
-            "largest_error": worst.ratios.largest,
-            "rmse_actual": worst.ratios.rmse_actual,
-            "rmse_clean": worst.ratios.rmse_clean,
-            "nonfinite": worst.ratios.nonfinite,
+            **worst.ratios.evidence,
             "gradients_wrong": sorted({each.what for each in here}),
         },
     )

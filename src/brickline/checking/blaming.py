@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from brickline.checking.facts import Fact
 from brickline.checking.pairing import is_boundary
-from brickline.checking.performance import Recording
+from brickline.checking.recording import Recording
 
 
 def blame(guilty: Sequence[Fact], recording: Recording) -> None:

@@ -58,19 +58,31 @@ def _against(
     progress: Progress | None,
     repro: Any,
 ) -> DivergenceReport:
+    for role, side in (("candidate", candidate), ("reference", reference)):
+        _need_weights(role, side)
     session = Session(candidate, reference, progress=progress)
     failure: BaseException | None = None
     try:
         session.drive(drive)
     except UsageError:
         raise
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = error
     report = report_of(session, failure)
     if not session.evidence:
         return report
     named = {session.candidate.stage.display(path): each for path, each in session.evidence.items()}
     return worded(replace(report, findings=_explained(report.findings, named, repro, progress)))
+
+
+def _need_weights(role: str, side: Any) -> None:
+    if isinstance(side, torch.nn.Module):
+        for name, parameter in side.named_parameters():
+            if torch.nn.parameter.is_lazy(parameter):
+                raise UsageError(
+                    f"{role}: {name} has no shape yet, because its module is lazy; call the model "
+                    "once on such inputs before it is checked"
+                )
 
 
 def _explained(

@@ -34,7 +34,5 @@ class Evidence:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Its call, as it was before it ran."""
-    reference_call: Callable[[], Any] | None = None
-    """Gives the reference's output for the same call, in float64."""
     output_index: int = 0
     """Which of the call's output tensors `actual` is."""

@@ -8,13 +8,17 @@ at each pair is the error made between it and the pairs before it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from brickline.checking.ends import tensors_in_objects, unshown_elements
 from brickline.checking.facts import Fact, verdict_of
 from brickline.checking.pairing import Pairing, Part
-from brickline.checking.performance import Operation, Performance, Recording, Value
+from brickline.checking.performance import Performance
+from brickline.checking.recording import Operation, Recording, Value
 from brickline.checking.sides import Call, Side
+from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import Key
 from brickline.oracle.ratios import Ratios, measure
 from brickline.verdicts import Verdict
@@ -31,7 +35,11 @@ def perform(
     views: bool = False,
     listener: Callable[[Value, Operation | None], torch.Tensor | None] | None = None,
 ) -> Recording:
-    """Execute a side once on a copy of a call, and return what it made."""
+    """Execute a side once on a copy of a call, and return what it made.
+
+    Operations on other threads cannot be widened; such a side stays in its own dtype.
+    """
+    wide = wide and not side.stage.elsewhere
     performance = Performance(
         side.stage,
         wide=wide,
@@ -41,12 +49,23 @@ def perform(
         parameters=side.parameters,
     )
     ready = call.copied(device=side.device, wide=wide)
+    if call.dice is not None:
+        call.dice.restore()
     with torch.no_grad(), performance.performing():
         output = side.run(ready)
         replaced = performance.returned("", 0, output)
         performance.recording.output = output if replaced is None else replaced
+        objects_returned(performance, output, ready)
         arguments_written(performance, call, ready)
     return performance.recording
+
+
+def objects_returned(performance: Performance, output: Any, call: Call) -> None:
+    """Note the tensors inside objects that the root returns, but for those of its arguments."""
+    given = {id(each) for each in call.places().values()}
+    for place, tensor in tensors_in_objects(output):
+        if id(tensor) not in given and holds_numbers(tensor):
+            performance.note_written(place, tensor)
 
 
 def arguments_written(performance: Performance, before: Call, after: Call) -> None:
@@ -54,6 +73,8 @@ def arguments_written(performance: Performance, before: Call, after: Call) -> No
     earlier = before.places()
     changed = {}
     for place, tensor in after.places().items():
+        if not holds_numbers(tensor):
+            continue
         kept = earlier.get(place)
         if kept is None or kept.shape != tensor.shape or not _same_contents(kept, tensor):
             changed[place] = tensor
@@ -79,11 +100,7 @@ class Clean:
 
     def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
         """Keep what the reference made and go on with what the candidate had."""
-        """Look at one value and go on with the candidate's."""
-        partner = self._pairing.partners.get(value.key)
-        if partner is None:
-            return None
-        pieces = partner.pieces(self._candidate, value.tensor)
+        pieces = self._pairing.pieces(value, self._candidate)
         if not pieces:
             return None
         ours = pieces[0][1]
@@ -114,11 +131,7 @@ class Exact:
 
     def __call__(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
         """Measure what the candidate had and go on with it."""
-        """Look at one value and go on with the candidate's."""
-        partner = self._pairing.partners.get(value.key)
-        if partner is None:
-            return None
-        pieces = partner.pieces(self._candidate, value.tensor)
+        pieces = self._pairing.pieces(value, self._candidate)
         if not pieces:
             return None
         for part, ours in pieces:
@@ -136,7 +149,7 @@ class Exact:
             if key in seen:
                 continue
             value = Value(-1, key, right)
-            for part, ours in self._pairing.partners[key].pieces(self._candidate, right):
+            for part, ours in self._pairing.pieces(value, self._candidate):
                 self.facts.append(self._fact(value, part, ours))
         return sorted(self.facts, key=lambda each: order.get(each.reference_key, len(order)))
 
@@ -152,6 +165,7 @@ class Exact:
         ratios = measure(ours, exact, clean=clean)
         fact = Fact(part.key, value.key, ratios, verdict_of(ratios.z), kind, tuple(ours.shape))
         fact.part = part
+        fact.notes["unshown"] = unshown_elements(ours, exact)
         if ratios.z > self._keep_above:
             fact.actual, fact.clean, fact.exact = ours, clean, exact.clone()
         return fact

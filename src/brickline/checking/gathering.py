@@ -60,11 +60,11 @@ def _of_module(
         wide = given.copied(device=reference.device, wide=True)
         with Widened():
             exact = partner(*wide.args, **wide.kwargs)
-    return _evidence(candidate.stage.display(path), fact, module, given, output, exact, clean)
+    return _evidence(candidate.stage.display(path), module, given, output, exact, clean)
 
 
 def _evidence(
-    name: str, fact: Fact, module: Any, given: Call, output: Any, exact: Any, clean: Any
+    name: str, module: Any, given: Call, output: Any, exact: Any, clean: Any
 ) -> Evidence | None:
     """Choose the output tensor that is most wrong."""
     ours = [tensor for _, tensor in tensors_in(output)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from brickline.checking.performance import Recording, Value
+from brickline.checking.recording import Recording, Value
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
 
 
@@ -121,9 +121,13 @@ class Pairing:
     same_code: bool = True
     trusted: set[Key] = field(default_factory=set)
     """The candidate's values whose weights are the reference's but for a factor per row."""
-    notes: list[str] = field(default_factory=list)
     strangers: dict[tuple[str, int], str] = field(default_factory=dict)
     """Calls of the candidate that the reference does not make, with the path of who makes them."""
+
+    def pieces(self, value: Value, candidate: Recording) -> list[tuple[Part, torch.Tensor]]:
+        """Return what the candidate made for a value of the reference; empty without a partner."""
+        partner = self.partners.get(value.key)
+        return [] if partner is None else partner.pieces(candidate, value.tensor)
 
     def candidate_keys(self) -> set[Key]:
         """Return the keys of the candidate's values that have a partner."""

@@ -16,7 +16,7 @@ from brickline.checking.arbitration import Rerun
 from brickline.checking.facts import Fact
 from brickline.checking.forcing import in_place_of
 from brickline.checking.pairing import Pairing, is_end, roots_of
-from brickline.checking.performance import Operation, Recording, Value
+from brickline.checking.recording import Operation, Recording, Value
 from brickline.checking.stage import INPUT, OUTPUT, Key
 
 
@@ -40,10 +40,11 @@ class Shares:
             return 1.0 if math.isfinite(left) else 0.0
         # Rounding stays when a culprit is repaired; only what is beyond it can go away.
         floor = min(self.floor or 0.0, self.final)
-        excess = self.final**2 - floor**2
+        excess = 1.0 - (floor / self.final) ** 2
         if excess <= 0:
             return 0.0
-        return max(0.0, min(1.0, (self.final**2 - max(left, floor) ** 2) / excess))
+        rest = min(max(left, floor) / self.final, 1.0)
+        return (1.0 - rest**2) / excess
 
 
 def final_errors(
@@ -191,21 +192,6 @@ class Free:
                 self.distances[part.key] = distance
 
 
-def shape_differences(recording: Recording, free: Mapping[Key, torch.Tensor]) -> list[str]:
-    """Say where the two sides return other shapes, or one returns more."""
-    ours = {each.key: tuple(each.tensor.shape) for each in roots_of(recording)}
-    theirs = {key: tuple(tensor.shape) for key, tensor in free.items()}
-    found = []
-    for key in dict.fromkeys((*ours, *theirs)):
-        left, right = ours.get(key, "nothing"), theirs.get(key, "nothing")
-        if left != right:
-            found.append(
-                f"output {key.out}: the candidate returns {left}, the reference {right}; "
-                "they cannot be compared"
-            )
-    return found
-
-
 def _outputs(recording: Recording) -> dict[Key, torch.Tensor]:
     return _floating({each.key: each.tensor for each in roots_of(recording)})
 
@@ -234,8 +220,9 @@ def _distance(ours: dict[Key, torch.Tensor], theirs: dict[Key, torch.Tensor]) ->
                 return math.inf
             apart = float(difference[finite].norm())
             length = float(wide[finite].norm())
-        error += apart**2
-        size += length**2
+        # A mask may be as large as its dtype allows: its square is not a number any more.
+        error = math.hypot(error, apart)
+        size = math.hypot(size, length)
     if not seen:
         return None
-    return math.sqrt(error / size) if size else math.sqrt(error)
+    return error / size if size else error

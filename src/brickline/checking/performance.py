@@ -8,137 +8,20 @@ were made from.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from brickline.checking.op_kinds import CONTRACTIONS, PASSING, SHAPED
+from brickline.checking.recording import Listener, Operation, Recording, Value
+from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key, Stage, is_compiled
 from brickline.oracle.widen import Widened, is_view, written_arguments
-
-PASSING = frozenset(
-    {
-        "aten::_to_copy",
-        "aten::clone",
-        "aten::copy_",
-        "aten::detach",
-        "aten::detach_",
-        "aten::lift_fresh",
-        "aten::lift_fresh_copy",
-        "aten::alias",
-        "aten::_unsafe_view",
-        "aten::empty",
-        "aten::empty_like",
-        "aten::empty_strided",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-        "aten::_local_scalar_dense",
-        "aten::resize_",
-        "aten::set_",
-        "aten::_reshape_alias",
-        "aten::view_copy",
-        "aten::_reshape_copy",
-    }
-)
-"""Operations that make no value of their own."""
-
-SHAPED = frozenset(
-    {
-        "aten::empty_like",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-        "aten::zeros_like",
-        "aten::ones_like",
-        "aten::full_like",
-        "aten::new_zeros",
-        "aten::new_ones",
-        "aten::new_full",
-        "aten::rand_like",
-        "aten::randn_like",
-    }
-)
-"""Operations that take nothing but the shape from their argument."""
-
-CONTRACTIONS = {
-    "aten::mm": 0,
-    "aten::addmm": 1,
-    "aten::bmm": 0,
-    "aten::linear": 0,
-    "aten::convolution": 0,
-    "aten::_convolution": 0,
-    "aten::baddbmm": 1,
-    "aten::addmv": 1,
-    "aten::mv": 0,
-}
-"""Operations that multiply with a weight, and which argument usually is not the weight."""
-
-
-@dataclass(slots=True)
-class Value:
-    """One tensor that an operation made, or with which a module returned."""
-
-    index: int
-    key: Key
-    tensor: torch.Tensor
-    """Its contents at the time it was made."""
-    inputs: tuple[int, ...] = ()
-    """The values that it was made from."""
-    parameters: tuple[str, ...] = ()
-    """Parameters and buffers that it was made from."""
-    narrowest: torch.dtype | None = None
-    """The coarsest floating dtype among its direct inputs."""
-    view: bool = False
-    custom: bool = False
-    """Made by an operation that is not PyTorch's own."""
-    caller: str = ""
-    """Of what a module is called with: the path of the module that calls it."""
-
-
-@dataclass(slots=True)
-class Operation:
-    """The operation that is being executed, for a listener that wants to know more."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-Listener = Callable[[Value, Operation | None], "torch.Tensor | None"]
-
-
-@dataclass
-class Recording:
-    """What one execution made."""
-
-    values: list[Value] = field(default_factory=list)
-    by_key: dict[Key, Value] = field(default_factory=dict)
-    output: Any = None
-    opaque: int = 0
-    """Values that came from outside PyTorch's operations."""
-    narrow_ops: set[str] = field(default_factory=set)
-    callers: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
-    """Which module call made which, as path and number."""
-
-    @cached_property
-    def by_index(self) -> dict[int, Value]:
-        """Return the values by their index."""
-        return {each.index: each for each in self.values}
-
-    @cached_property
-    def readers(self) -> Counter[int]:
-        """Return how many values were made directly from each, by index."""
-        return Counter(index for each in self.values if not each.view for index in each.inputs)
-
-    def add(self, value: Value) -> None:
-        """Keep a value."""
-        self.values.append(value)
-        self.by_key[value.key] = value
 
 
 class Performance(Widened):
@@ -172,6 +55,10 @@ class Performance(Widened):
         self._paused: list[ExitStack] = []
         self._crossings: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self._entered: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        self._stood_in: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        """What a call was given by its caller, and the tensors that it got in their place."""
+        self._written: set[int] = set()
+        """Where something was written while such calls were at work."""
         self._recurrent: dict[int, Any] = {}
         """Weights of recurrent layers at work, as they were."""
         self._quiet = False
@@ -191,6 +78,8 @@ class Performance(Widened):
         written = written_arguments(func)
         if written and self.keep:
             self._preserve(written, positional, named)
+        if written and self._stood_in:
+            self._written.update(map(_storage, _meant(written, positional, named)))
         if self._parameters and func._schema.name in CONTRACTIONS:
             positional = self._offer_operand(func, positional)
         run = self.execute if self.wide else _as_it_is
@@ -255,11 +144,9 @@ class Performance(Widened):
 
     def _preserve(self, written: Sequence[int | str], args: Any, kwargs: Any) -> None:
         """Copy noted values that are about to be written over."""
-        for where in written:
-            meant = args[where] if isinstance(where, int) else kwargs.get(where)
-            for tensor in _flat(meant):
-                for value in self._holders.pop(_storage(tensor), ()):
-                    value.tensor = value.tensor.clone()
+        for tensor in _meant(written, args, kwargs):
+            for value in self._holders.pop(_storage(tensor), ()):
+                value.tensor = value.tensor.clone()
 
     def _note(
         self,
@@ -283,7 +170,7 @@ class Performance(Widened):
         changed = False
         operation = Operation(func, args, kwargs)
         for number, tensor in enumerate(flat):
-            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            if not isinstance(tensor, torch.Tensor) or not holds_numbers(tensor):
                 continue
             value = Value(
                 self._count,
@@ -327,13 +214,13 @@ class Performance(Widened):
             self._crossed.pop(key, None)
 
     def _made_from(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        crossed = self._crossed.get((tensor.data_ptr(), tensor.numel()))
+        crossed = self._crossed.get(_spot(tensor))
         if crossed is not None:
             return (crossed,)
         return tuple(sorted(self._producers.get(_storage(tensor), ())))
 
     def _cross(self, tensor: torch.Tensor, index: int) -> None:
-        key = (tensor.data_ptr(), tensor.numel())
+        key = _spot(tensor)
         self._crossed[key] = index
         self._crossings[_storage(tensor)].append(key)
 
@@ -367,7 +254,7 @@ class Performance(Widened):
             name = self._parameters.get(place)
             if name is not None and name not in parameters:
                 parameters.append(name)
-            crossed = self._crossed.get((tensor.data_ptr(), tensor.numel()))
+            crossed = self._crossed.get(_spot(tensor))
             found = self._producers.get(place)
             if crossed is not None:
                 sources.add(crossed)
@@ -412,7 +299,25 @@ class Performance(Widened):
         module = self.stage.modules[path]
         if id(module) in self._recurrent:
             module._flat_weights = self._recurrent.pop(id(module))
+        self._hand_back(path, call)
         return self.returned(path, call, output)
+
+    def _hand_back(self, path: str, call: int) -> None:
+        """Write what a call wrote into a tensor that stood in for its caller's to the latter."""
+        for own, other in self._stood_in.pop((path, call), ()):
+            if _storage(other) not in self._written:
+                continue
+            self._written.add(_storage(own))
+            self._quiet = True
+            try:
+                self._preserve((0,), (own,), {})
+                own.copy_(other)
+            finally:
+                self._quiet = False
+            made = self._producers.get(_storage(other), frozenset())
+            place = _storage(own)
+            self._producers[place] = self._producers.get(place, frozenset()) | made
+            self._forget_crossings(place)
 
     def _widen_recurrent(self, module: Any) -> None:
         """Give a recurrent layer wide weights: it refuses inputs of another dtype by itself."""
@@ -458,7 +363,7 @@ class Performance(Widened):
         flat, shape = tree_flatten(values)
         changed = False
         for number, tensor in enumerate(flat):
-            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            if not isinstance(tensor, torch.Tensor) or not holds_numbers(tensor):
                 continue
             place = _storage(tensor)
             if place in self._parameters:
@@ -482,6 +387,9 @@ class Performance(Widened):
                 self._producers[_storage(replaced)] = frozenset({value.index})
                 if base.op == INPUT:
                     self._entered[base.path, base.call].add(_storage(replaced))
+                    stood_in = self._stood_in.setdefault((base.path, base.call), [])
+                    stood_in.append((tensor, replaced))
+                    self._written.discard(_storage(replaced))
             else:
                 self._cross(tensor, value.index)
         return tree_unflatten(flat, shape) if changed else None
@@ -495,11 +403,24 @@ def _flat(value: Any) -> list[torch.Tensor]:
     return [each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor)]
 
 
+def _meant(written: Sequence[int | str], args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the tensors that an operation writes to."""
+    return _flat([args[each] if isinstance(each, int) else kwargs.get(each) for each in written])
+
+
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def _spot(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor's first element lies, and how many it has."""
+    try:
+        return tensor.data_ptr(), tensor.numel()
+    except (RuntimeError, NotImplementedError):
+        return id(tensor), tensor.numel()
 
 
 def _coarser(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:

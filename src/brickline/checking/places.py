@@ -46,12 +46,12 @@ def area_of(wrong: torch.Tensor, *, image: bool = False) -> str:
         if len(each) < size
     ]
     if not parts or (count < 0.2 * box and box > 8):
-        return _scattered(wrong, count, total, parts)
+        return _scattered(count, total, parts)
     dense = "" if count >= 0.5 * box else f" ({_percent(count, box)} of their elements)"
     return ", ".join(parts) + dense
 
 
-def _scattered(wrong: torch.Tensor, count: int, total: int, parts: Sequence[str]) -> str:
+def _scattered(count: int, total: int, parts: Sequence[str]) -> str:
     within = f" within {', '.join(parts)}" if parts else ""
     return f"{count} of {total} elements ({_percent(count, total)}), scattered{within}"
 

@@ -19,12 +19,15 @@ from torch import nn
 
 from brickline.comparison.align import Alignment, align
 from brickline.comparison.comparing import Given, compare, opened
+from brickline.comparison.reporting import REPLAY
+from brickline.comparison.run_pair import name_of
 from brickline.comparison.sides import OP, PARAMETER_INDEX, Side, Vocabulary, side_from_run
 from brickline.errors import RunError
 from brickline.fingerprints import Fingerprint
 from brickline.oracle.calls import Call
 from brickline.oracle.holding import CULPRIT, Held, hold
 from brickline.oracle.ratios import Ratios, measure
+from brickline.oracle.widen import widened
 from brickline.run_tensors import load_tensor, tensor_names
 from brickline.runs import Run
 from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict
@@ -198,7 +201,7 @@ class _Replay:
         layer, brick = int(a.layer[row]), int(a.brick[row])
         other = int(self.alignment.partner[row])
         return Finding(
-            name=a.path(parent) if is_op and parent >= 0 else a.path(row),
+            name=name_of(a, row),
             verdict=verdict,
             layer_idx=None if layer < 0 else layer,
             position=int(a.position[row]),
@@ -228,14 +231,10 @@ def _hold_module(
         for name, each in weights.items()
     }
     with torch.no_grad():
-        wide = {name: _widened(each) for name, each in own.items()}
-        exact = torch.func.functional_call(module.double(), wide, tuple(map(_widened, inputs)))
+        wide, given = widened((own, tuple(inputs)))
+        exact = torch.func.functional_call(module.double(), wide, given)
         clean = torch.func.functional_call(module.to(narrow), own, tuple(inputs))
     return measure(outputs[0], exact, clean=clean)
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _built(
@@ -337,12 +336,17 @@ def _merged(
         culprits, key=lambda each: (order.get(each.name, len(order)), -(each.local_error or 0.0))
     )
     rest = [each for each in first.findings if each.name not in proved]
-    notes = (
-        *first.coverage.notes,
-        f"{replay.executed} launches were executed again; {replay.refused} could not be, for want "
-        "of their tensors or of a description",
-    )
-    coverage = Coverage(first.coverage.compared, first.coverage.total, notes)
+    notes = [each for each in first.coverage.notes if not each.endswith(REPLAY)]
+    if replay.refused:
+        notes.append(
+            f"{replay.refused} launches could not be executed again, for want of their tensors or "
+            "of a description"
+        )
+    coverage = Coverage(first.coverage.compared, first.coverage.total, tuple(notes))
+    seen = f"{replay.executed} launches were executed again in float64"
+    first = replace(first, whys=(*first.whys, seen))
+    places = {each.name: each.where for each in first.findings}
+    ranked = [replace(each, where=each.where or places.get(each.name)) for each in ranked]
     if not ranked:
         said = first.headline
         if replay.executed and not first.findings:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from brickline.checking.pairing import is_boundary
-from brickline.checking.performance import Recording, Value
+from brickline.checking.recording import Recording, Value
 from brickline.checking.stage import INPUT, OPERAND, Key
 
 
@@ -93,6 +93,23 @@ def modules_of(
         path = away.get((value.key.path, value.key.call), path_of(value))
         if path not in paths:
             paths.append(path)
+    return tuple(paths)
+
+
+def writers_of(recording: Recording, value: Value) -> tuple[str, ...]:
+    """Return the modules whose operations made a value, however it was handed on since."""
+    paths: list[str] = []
+    waiting, seen = [value], {value.index}
+    while waiting:
+        for index in waiting.pop().inputs:
+            source = recording.by_index.get(index)
+            if source is None or index in seen:
+                continue
+            seen.add(index)
+            if is_boundary(source.key):
+                waiting.append(source)
+            elif source.key.path not in paths:
+                paths.append(source.key.path)
     return tuple(paths)
 
 

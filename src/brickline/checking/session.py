@@ -6,7 +6,9 @@ is noted, and is then held against the reference; the driver gets the candidate'
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,21 +19,33 @@ import torch
 from brickline.checking.alignment import align, signature_of
 from brickline.checking.arbitration import Rerun, arbitrate, unstable_values
 from brickline.checking.backward import BackwardWatch
+from brickline.checking.endings import trouble_of
+from brickline.checking.ends import nonfinite_ends, unshown_ends
 from brickline.checking.evidence import Evidence
 from brickline.checking.facts import Fact
-from brickline.checking.forcing import Clean, Exact, arguments_written, perform
+from brickline.checking.forcing import (
+    Clean,
+    Exact,
+    arguments_written,
+    objects_returned,
+    perform,
+)
 from brickline.checking.gathering import gather
 from brickline.checking.keeping import kept_apart
 from brickline.checking.pairing import Pairing
-from brickline.checking.patching import Free, Mended, Shares, final_errors, shape_differences
-from brickline.checking.performance import Performance, Recording
+from brickline.checking.patching import Free, Mended, Shares, final_errors
+from brickline.checking.performance import Performance
+from brickline.checking.recording import Recording
 from brickline.checking.settling import settled
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key, is_compiled
 from brickline.checking.training import Weights
+from brickline.verdicts import Verdict
 
 Progress = Callable[[int, "int | None", str], None]
+PATIENCE_S = 60.0
+"""How long a call waits for its turn while another thread's is checked."""
 
 
 @dataclass
@@ -44,13 +58,14 @@ class Position:
     shares: Shares | None = None
     values: int = 0
     """Values that the candidate made."""
-    unpaired: int = 0
     problem: str | None = None
     """Why the reference could not be asked."""
     unstable: int = 0
     """Values that differ between two executions of the candidate."""
     ends_compared: bool = False
     """Whether what the call returns was held against something."""
+    unshown: list[str] = field(default_factory=list)
+    """What of it was not."""
     apart: frozenset[str] = frozenset()
     """Modules that keep something else after the call than those of the reference."""
     propagated: dict[Key, float] = field(default_factory=dict)
@@ -69,10 +84,13 @@ class Session:
         self._progress = progress
         self._pairings: dict[int, Pairing] = {}
         self._compiled = is_compiled(candidate)
-        self.backward = BackwardWatch(self.candidate, self.reference)
         self._weights = Weights(candidate, self.reference.root)
+        self.backward = BackwardWatch(self.candidate, self.reference, self._weights)
         self._stale: str | None = None
         self.dtype = working_dtype(candidate)
+        self._turn = threading.RLock()
+        self.unobserved = 0
+        """Calls that were not checked, because another thread's did not end."""
 
     def drive(self, drive: Callable[[Any], Any]) -> Any:
         """Drive the candidate as its user does, and check each call of its root."""
@@ -115,25 +133,39 @@ class Session:
             self.candidate.root.__dict__["forward"] = self._had
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.backward.judging:
+            # The candidate is asked for its gradients once more: no call of the driver's.
+            return function(*args, **kwargs)
+        if not self._turn.acquire(timeout=PATIENCE_S):
+            self.unobserved += 1
+            return function(*args, **kwargs)
+        try:
+            return self._checked(function, args, kwargs)
+        finally:
+            self._turn.release()
+
+    def _checked(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Make one call of the root and hold it against the reference."""
         number = len(self.positions)
         # Gradients of the last call are held against the weights that made them.
         self.backward.flush()
         stale = self._weights.follow()
-        function = self.backward.followed(function, number)
         call = Call.taken(args, kwargs)
         before, dice = State(self.candidate.root), RandomState()
+        function = self.backward.followed(function, number, before)
         performance = Performance(
             self.candidate.stage, views=True, parameters=self.candidate.parameters
         )
-        if self._compiled:
-            output = function(*args, **kwargs)
-            performance.returned("", 0, output)
-        else:
-            with performance.performing():
-                output = function(*args, **kwargs)
-                performance.returned("", 0, output)
-                performance.settle()
+        try:
+            output = self._run(performance, function, args, kwargs)
+        except Exception:
+            if not self._compiled and stale is None:
+                self._look_at_the_rest(performance.recording, call)
+            raise
         with torch.no_grad():
+            objects_returned(performance, output, Call(args, kwargs))
             arguments_written(performance, call, Call(args, kwargs))
             after, dice_after = State(self.candidate.root), RandomState()
             position = Position(number, values=len(performance.recording.values))
@@ -142,6 +174,7 @@ class Session:
             position.problem = self._stale
             try:
                 if self._stale is None:
+                    performance.recording.output = output
                     self._examine(position, performance.recording, call, before, dice)
             finally:
                 after.restore()
@@ -150,6 +183,42 @@ class Session:
         if self._progress is not None:
             self._progress(number + 1, None, f"call {number}")
         return output
+
+    def _run(
+        self,
+        performance: Performance,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Make one call of the root and note what it makes."""
+        if self._compiled:
+            output = function(*args, **kwargs)
+            performance.returned("", 0, output)
+            return output
+        with performance.performing():
+            output = function(*args, **kwargs)
+            performance.returned("", 0, output)
+            performance.settle()
+        return output
+
+    def _look_at_the_rest(self, recording: Recording, call: Call) -> None:
+        """Hold what a call made before it raised against the reference; it cannot be repeated."""
+        position = Position(len(self.positions), values=len(recording.values))
+        position.problem = "the candidate raised before its end"
+        state, dice = State(self.reference.root), RandomState()
+        with contextlib.suppress(Exception), torch.no_grad():
+            pairing = align(recording, call, self.candidate, self.reference, state)
+            state.restore()
+            position.facts = self._held(pairing, recording, call, state)[0]
+            for each in position.facts:
+                if each.suspicious:
+                    each.verdict = Verdict.UNKNOWN
+                    each.notes["reason"] = "more than rounding, in a call that cannot be repeated"
+                each.release()
+        state.restore()
+        dice.restore()
+        self.positions.append(position)
 
     def _examine(
         self,
@@ -165,40 +234,47 @@ class Session:
             pairing = self._pairing(recording, call, state)
         except Exception as error:
             state.restore()
-            position.problem = f"the reference cannot run this call: {_words(error)}"
+            position.problem = f"the reference cannot run this call: {trouble_of(error)}"
             return
         rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
         try:
-            facts, after = self._held(pairing, recording, call, state)
+            facts, after, theirs = self._held(pairing, recording, call, state)
             if pairing.same_code:
                 position.apart = kept_apart(before, State(self.candidate.root), state, after)
             if not position.number:
                 position.unstable = unstable_values(recording, rerun)
                 self._look_at_the_end(position, recording, pairing, rerun, state)
-            pairing, facts = settled(
+            pairing, left = settled(
                 pairing, facts, lambda each: self._held(each, recording, call, state)[0]
             )
+            if left is not facts:
+                facts, after, theirs = self._held(pairing, recording, call, state)
             position.facts = facts
-            position.ends_compared = any(not each.reference_key.path for each in facts)
+            position.unshown += unshown_ends(recording.output, theirs, facts)
+            reached = any(not each.reference_key.path for each in facts)
+            position.ends_compared = reached and not position.unshown
             if any(each.suspicious for each in facts):
                 self._accuse(position, recording, pairing, rerun, call, state)
             after.restore()
         except Exception as error:
             state.restore()
-            position.problem = f"the check of this call failed: {_words(error)}"
+            position.problem = f"the check of this call failed: {trouble_of(error)}"
 
     def _held(
         self, pairing: Pairing, recording: Recording, call: Call, state: State
-    ) -> tuple[list[Fact], State]:
-        """Run the reference on the candidate's values; return what was measured, and its state."""
+    ) -> tuple[list[Fact], State, Any]:
+        """Run the reference on the candidate's values.
+
+        Returns what was measured, the state that it leaves, and what it returns.
+        """
         state.restore()
         clean = Clean(pairing, recording)
-        perform(self.reference, call, keep=False, listener=clean)
+        theirs = perform(self.reference, call, keep=False, listener=clean).output
         after = State(self.reference.root)
         state.restore()
         exact = Exact(pairing, recording, clean.values)
         perform(self.reference, call, wide=True, keep=False, listener=exact)
-        return exact.measured(), after
+        return exact.measured(), after, theirs
 
     def _plain_root(self) -> Callable[..., Any]:
         """Return the candidate's root as it is without this session."""
@@ -235,9 +311,7 @@ class Session:
             recording, free.ends, rough.ends, position.culprits, rerun, mend
         )
         position.propagated = free.distances
-        for note in shape_differences(recording, free.ends):
-            if note not in self.notes:
-                self.notes.append(note)
+        position.unshown = [] if position.culprits else nonfinite_ends(recording, free.ends)
 
     def _accuse(
         self,
@@ -285,8 +359,3 @@ def _as_function(wrapper: Callable[..., Any], original: Callable[..., Any]) -> C
         return wrapper(*args, **kwargs)
 
     return forward
-
-
-def _words(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"

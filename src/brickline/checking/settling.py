@@ -9,15 +9,18 @@ is believed if it explains what is wrong after it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from brickline.checking.facts import Fact
-from brickline.checking.pairing import Pairing, is_boundary
+from brickline.checking.pairing import Pairing, Partner, is_boundary, is_end
 from brickline.checking.stage import Key
 
 MAX_GUESSES = 24
 """How many guessed partners are tried for one call."""
+MAX_ROUNDS = 5
+"""How often partners are taken away that turn out to be doubtful without others."""
 MAX_DROPS = 6
 """How many doubtful partners are taken away one by one."""
 STRANGE = 0.3
@@ -42,21 +45,42 @@ def _without_strangers(pairing: Pairing, facts: list[Fact], hold: Hold) -> list[
     groups = _doubtful(pairing, facts)
     if not groups:
         return facts
-    found = hold(_less(pairing, itertools.chain.from_iterable(groups)))
+    gone, found = _all_dropped(pairing, groups, hold)
     if not any(each.suspicious for each in found):
-        _drop(pairing, itertools.chain.from_iterable(groups))
+        _drop(pairing, gone)
         return found
     if len(groups) == 1:
-        if _explains(groups[0], facts, found):
-            _drop(pairing, groups[0])
+        if _explains(gone, facts, found):
+            _drop(pairing, gone)
             return found
         return facts
     for group in groups[:MAX_DROPS]:
-        found = hold(_less(pairing, group))
-        if _explains(group, facts, found):
-            _drop(pairing, group)
+        gone, found = _all_dropped(pairing, [group], hold, facts)
+        if _explains(gone, facts, found):
+            _drop(pairing, gone)
             facts = found
     return facts
+
+
+def _all_dropped(
+    pairing: Pairing, groups: list[frozenset[Key]], hold: Hold, before: Iterable[Fact] = ()
+) -> tuple[set[Key], list[Fact]]:
+    """Take doubtful partners away, and those that only then turn out to be doubtful.
+
+    Values that are handed on have partners at every boundary that they cross: without the first,
+    the next one is wrong.
+    """
+    gone = set(itertools.chain.from_iterable(groups))
+    known = {each.reference_key: each.ratios.relative_l2 for each in before if each.suspicious}
+    for _ in range(MAX_ROUNDS):
+        found = hold(_less(pairing, gone))
+        # What is as wrong as it was has nothing to do with these.
+        other = [each for each in found if not _is_as_before(each, known)]
+        more = set(itertools.chain.from_iterable(_doubtful(pairing, other))) - gone
+        if not more or (known and len(_wrong(found)) > len(known)):
+            break
+        gone |= more
+    return gone, found
 
 
 def _doubtful(pairing: Pairing, facts: list[Fact]) -> list[frozenset[Key]]:
@@ -66,6 +90,9 @@ def _doubtful(pairing: Pairing, facts: list[Fact]) -> list[frozenset[Key]]:
         if not fact.suspicious or not _is_strange(fact):
             continue
         key = fact.reference_key
+        if not pairing.same_code and is_end(key):
+            # What comes out is compared whatever else is not.
+            continue
         if pairing.same_code and not is_boundary(key):
             groups[key.path, key.call] = frozenset(
                 each for each in pairing.partners if each[:2] == key[:2] and not is_boundary(each)
@@ -98,24 +125,39 @@ def _explains(group: Iterable[Key], facts: list[Fact], found: list[Fact]) -> boo
     """Whether without a group of partners less is wrong, and the rest is as wrong as before."""
     before = {each.reference_key: each.ratios.relative_l2 for each in facts if each.suspicious}
     gone = set(group)
-    for each in found:
-        if not each.suspicious:
-            continue
-        key, error = each.reference_key, each.ratios.relative_l2
-        if key in gone or key not in before or abs(error - before[key]) > 0.01 * before[key]:
-            return False
-    return True
+    return all(
+        each.reference_key not in gone and _is_as_before(each, before)
+        for each in found
+        if each.suspicious
+    )
+
+
+def _is_as_before(fact: Fact, before: Mapping[Key, float]) -> bool:
+    """Whether a value is as wrong as it was."""
+    error = before.get(fact.reference_key)
+    return error is not None and abs(fact.ratios.relative_l2 - error) <= 0.01 * error
 
 
 def _with_guesses(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pairing, list[Fact]]:
     """Believe the guesses that explain what is wrong after them."""
-    for key, guess in itertools.islice(pairing.guesses.items(), MAX_GUESSES):
+    for guesses in itertools.islice(_together(pairing.guesses), MAX_GUESSES):
         wrong = _wrong(facts)
         if not wrong:
             break
-        tried = replace(pairing, partners={**pairing.partners, key: guess})
+        tried = replace(pairing, partners={**pairing.partners, **guesses})
         found = hold(tried)
-        left = _wrong(found)
-        if key in left and len(left - {key}) < len(wrong - {key}):
+        left, keys = _wrong(found), set(guesses)
+        if left & keys and len(left - keys) < len(wrong - keys):
             pairing, facts = tried, found
     return pairing, facts
+
+
+def _together(guesses: Mapping[Key, Partner]) -> Iterator[dict[Key, Partner]]:
+    """Yield each guess, and before them those that are about one value of the candidate."""
+    about: defaultdict[Key, dict[Key, Partner]] = defaultdict(dict)
+    for key, guess in guesses.items():
+        about[guess.parts[0].key][key] = guess
+    for group in about.values():
+        if len(group) > 1:
+            yield group
+        yield from ({key: guess} for key, guess in group.items())

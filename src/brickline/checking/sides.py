@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from brickline.checking.endings import words_of
 from brickline.checking.performance import parameters_by_storage
-from brickline.checking.snapshot import snapshot, tensors_in
+from brickline.checking.snapshot import RandomState, snapshot, tensors_in
 from brickline.checking.stage import Stage
 from brickline.checking.weights import WeightMap
+from brickline.errors import UsageError
 from brickline.oracle.widen import is_narrow
 
 
@@ -26,12 +28,14 @@ class Call:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dice: RandomState | None = None
+    """The random generators before it, so that whoever makes the call draws the same numbers."""
 
     @classmethod
     def taken(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Copy a call that is about to run."""
         held = snapshot((tuple(args), dict(kwargs)))
-        return cls(held[0], held[1])
+        return cls(held[0], held[1], RandomState())
 
     def copied(self, *, device: torch.device | None = None, wide: bool = False) -> Call:
         """Return another copy, on a device and in float64 where asked for."""
@@ -84,7 +88,13 @@ def in_dtype_of(reference: Any, candidate: Any) -> Any:
     own = dict((*reference.named_parameters(), *reference.named_buffers()))
     if all(own[name].dtype == dtype for name, dtype in wanted.items()):
         return reference
-    made = copy.deepcopy(reference)
+    try:
+        made = copy.deepcopy(reference)
+    except Exception as error:
+        raise UsageError(
+            f"the reference must be rounded to the candidate's {_short(work)}, and cannot be "
+            f"copied for that: {words_of(error)}; give a reference whose weights are {_short(work)}"
+        ) from error
     with torch.no_grad():
         for module_path, module in made.named_modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -92,6 +102,10 @@ def in_dtype_of(reference: Any, candidate: Any) -> Any:
                 if tensor is not None and full in wanted:
                     tensor.data = tensor.data.to(wanted[full])
     return made
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _wanted_dtypes(

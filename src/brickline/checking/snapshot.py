@@ -7,6 +7,8 @@ functions and classes are shared, everything else that can hold a tensor is copi
 from __future__ import annotations
 
 import copy
+import random
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -33,6 +35,12 @@ _SHARED = (
     bool,
     type(None),
 )
+
+
+def holds_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements can be read one by one: neither sparse, quantised nor meta."""
+    plain = tensor.layout is torch.strided and not tensor.is_quantized
+    return plain and not tensor.is_meta and not tensor.is_nested
 
 
 def snapshot(value: Any, convert: Convert | None = None) -> Any:
@@ -193,14 +201,20 @@ _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__)
 
 
 class RandomState:
-    """The random generators of torch, so that a call can draw the same numbers again."""
+    """The global random generators, so that a call can draw the same numbers again."""
 
     def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         """Set the generators back."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,6 @@ class Stage:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.is_module = isinstance(root, torch.nn.Module)
         self.modules = dict(_modules_of(root))
         self._aliases: defaultdict[int, list[str]] = defaultdict(list)
         for path, module in self.modules.items():
@@ -62,6 +62,9 @@ class Stage:
         """Called with path, call and arguments; may return other arguments."""
         self.callers: dict[tuple[str, int], tuple[str, int]] = {}
         """Which call made which call, in the current call of the root."""
+        self._thread = threading.get_ident()
+        self.elsewhere = 0
+        """Calls of modules on other threads than the root's: nobody sees their operations."""
 
     @property
     def path(self) -> str:
@@ -78,6 +81,7 @@ class Stage:
 
     def begin(self) -> None:
         """Start counting anew: one call of the root."""
+        self._thread = threading.get_ident()
         self._stack.clear()
         self._calls.clear()
         self._ops.clear()
@@ -88,7 +92,7 @@ class Stage:
         """Follow the modules as long as this lasts."""
         for path, module in self.modules.items():
             first = self._aliases[id(module)][0] == path
-            if path and first and not is_compiled(module):
+            if path and first and takes_hooks(module) and not is_compiled(module):
                 self._hooks.append(
                     module.register_forward_pre_hook(
                         functools.partial(self._enter, path), with_kwargs=True, prepend=True
@@ -116,6 +120,9 @@ class Stage:
         return min(inside, key=lambda each: each.count(".")) if inside else path
 
     def _enter(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            self.elsewhere += 1
+            return None
         path = self._alias(path, module)
         call = self._calls[path]
         self._calls[path] = call + 1
@@ -125,6 +132,8 @@ class Stage:
         return given
 
     def _leave(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return None
         names = self._aliases[id(module)]
         while self._stack:
             current, call = self._stack.pop()
@@ -137,6 +146,11 @@ class Stage:
     def display(self, path: str) -> str:
         """Return the name under which a path is reported."""
         return path or self.name
+
+
+def takes_hooks(module: Any) -> bool:
+    """Whether a module can be followed; what TorchScript compiled is part of the one around it."""
+    return not isinstance(module, torch.jit.ScriptModule)
 
 
 def is_compiled(module: Any) -> bool:

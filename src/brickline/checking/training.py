@@ -6,9 +6,13 @@ differed before still differ by as much, and the next call is compared on equal 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from brickline.oracle.calls import is_out_of_memory
 
 MOST_BYTES = 1 << 29
 """Weights larger than this in all are not kept beside, and their changes are not followed."""
@@ -28,7 +32,34 @@ class Weights:
         """Remember the weights after a call that an optimiser may follow."""
         size = sum(each.numel() * each.element_size() for each in self._ours.values())
         if torch.is_grad_enabled() and size <= MOST_BYTES:
-            self._kept = {name: each.detach().clone() for name, each in self._ours.items()}
+            try:
+                self._kept = {name: each.detach().clone() for name, each in self._ours.items()}
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._kept = {}
+
+    def known(self) -> bool:
+        """Whether the candidate's weights as its last call had them are at hand."""
+        return all(
+            name in self._kept
+            for name, each in self._ours.items()
+            if each._version != self._versions[name]
+        )
+
+    @contextmanager
+    def as_called(self) -> Iterator[None]:
+        """Give the candidate the weights of its last call, as long as this lasts."""
+        now: dict[str, torch.Tensor] = {}
+        for name, mine in self._ours.items():
+            if mine._version != self._versions[name] and name in self._kept:
+                now[name] = mine.detach().clone()
+                _overwrite(mine, self._kept[name])
+        try:
+            yield
+        finally:
+            for name, data in now.items():
+                _overwrite(self._ours[name], data)
 
     def follow(self) -> str | None:
         """Change the reference as the candidate has changed; say why where that cannot be done."""
@@ -58,6 +89,12 @@ class Weights:
         with torch.no_grad():
             for name, first in self._first.items():
                 self._theirs[name].copy_(first)
+
+
+def _overwrite(tensor: torch.Tensor, contents: torch.Tensor) -> None:
+    """Change what a weight holds for a while; nobody is told."""
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tensor):
+        tensor.copy_(contents)
 
 
 def _parameters(root: Any) -> dict[str, torch.nn.Parameter]:

@@ -169,18 +169,16 @@ class Watch(TorchDispatchMode):
     def _evidence(self, place: Place, op: str, call: Call, held: Held) -> Evidence | None:
         if held.actual is None or held.exact is None:
             return None
-        exact = held.exact
         return Evidence(
             name=self.stage.display(place.path),
             actual=held.actual.detach().clone(),
-            exact=exact,
+            exact=held.exact,
             bound=held.bound,
             op=op,
             inputs=[each.detach().clone() for each in call.inputs],
             module=call.func,
             args=tree_map(_cloned, call.args),
             kwargs=tree_map(_cloned, dict(call.kwargs)),
-            reference_call=lambda: exact,
             output_index=held.output,
         )
 

@@ -15,6 +15,7 @@ from brickline.checking.backward_writing import (
     backward_notes,
     backward_rows,
 )
+from brickline.checking.endings import ending
 from brickline.checking.facts import Fact
 from brickline.checking.session import Position, Session
 from brickline.checking.stage import INPUT, layer_of
@@ -115,13 +116,7 @@ class _Writer:
             share=None if shares is None else shares.share(path),
             reference_name=self.session.reference.stage.display(first.reference_key.path),
             evidence={
-                "element": worst.ratios.element,
-                "rmse": worst.ratios.rmse,
-                "bias": worst.ratios.bias,
-                "largest_error": worst.ratios.largest,
-                "rmse_actual": worst.ratios.rmse_actual,
-                "rmse_clean": worst.ratios.rmse_clean,
-                "nonfinite": worst.ratios.nonfinite,
+                **worst.ratios.evidence,
                 "dtype": str(worst.dtype).removeprefix("torch."),
                 "shape": list(worst.shape),
                 "values_wrong": len(here),
@@ -143,7 +138,7 @@ class _Writer:
             op=_op(fact),
             z=fact.ratios.z,
             local_error=fact.ratios.relative_l2,
-            reason=_REASONS.get(fact.verdict),
+            reason=fact.notes.get("reason") or _REASONS.get(fact.verdict),
         )
 
     def table(self) -> VerdictTable:
@@ -177,25 +172,36 @@ class _Writer:
         """Return how much was seen, and what was not."""
         notes: list[str] = []
         positions = self.session.positions
+        if failure is not None:
+            notes.append(ending(failure))
         for position in positions:
+            notes += position.unshown
             if position.problem:
                 notes.append(f"call {position.number}: {position.problem}")
-        if failure is not None:
-            kind = type(failure).__name__
-            words = str(failure).strip().splitlines()
-            notes.append(f"the run ended early: {kind}: {words[0] if words else ''}")
-        if not positions:
+        if not positions and failure is None:
             notes.append("the candidate was never called; call it in drive=, or give arguments")
+        if self.session.unobserved:
+            notes.append(
+                f"{self.session.unobserved} calls were not looked at, because that of another "
+                "thread did not end"
+            )
         unstable = sum(each.unstable for each in positions)
         if unstable:
             notes.append(f"{unstable} values are not the same when the candidate runs again")
         if any(not each.facts and not each.problem for each in positions):
-            notes.append("nothing of some calls could be compared")
+            notes.append(
+                "of some calls nothing could be compared: no tensors, empty ones, or nothing in "
+                "common"
+            )
         unseen = backward_notes(self.session.backward)
         notes += unseen
         # Gradients that nobody held against anything leave something to be shown.
-        total = sum(each.values for each in positions) + len(unseen)
+        total = sum(each.values for each in positions) + len(unseen) + self.session.unobserved
         compared = sum(each.values for each in positions if each.ends_compared and not each.problem)
+        # Of a call that raised, what was made until then.
+        for each in positions:
+            if each.problem and each.facts:
+                compared += min(len(each.facts), each.values - 1)
         return Coverage(compared, total, tuple(dict.fromkeys(notes)))
 
 
@@ -300,9 +306,6 @@ def _open_line(report: DivergenceReport) -> str:
     for each in report.findings:
         if each.verdict is Verdict.UNKNOWN:
             return f"something is wrong at or before {each.name}; no single module stands out"
-    for note in report.circumstances:
-        if note.startswith("output "):
-            return f"not shown either way: {note}"
     if report.coverage.notes:
         return f"not shown either way: {report.coverage.notes[0]}"
     return "not shown either way: nothing could be compared"

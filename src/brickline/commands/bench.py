@@ -16,10 +16,17 @@ from rich.table import Table
 from brickline.errors import UsageError
 
 GROUPS = {
-    "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "top"),
+    "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "look_top"),
     "kernels": ("kernels_cache", "kernels_cpu", "kernels_cuda"),
     "cuda": ("profiler_cuda", "kernels_cuda"),
-    "divergence": ("fingerprint", "recording", "compare", "clean_checks", "localisation"),
+    "divergence": (
+        "fingerprint",
+        "recording",
+        "compare",
+        "checking",
+        "clean_checks",
+        "localisation",
+    ),
 }
 
 
@@ -27,7 +34,8 @@ def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="A group (profiler, kernels, cuda, divergence) or a file's name."
+            metavar="NAME",
+            help="A group (profiler, kernels, cuda, divergence, look) or a file's name.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -65,7 +73,8 @@ def _benchmarks() -> Path:
 
 
 def _chosen(directory: Path, name: str | None) -> list[str]:
-    parts = {"harness", "triton_nothing", "clean_op_cases", "clean_regions"}
+    parts = {"harness", "in_situ", "streaming_read", "triton_nothing"}
+    parts |= {"look_run", "clean_op_cases", "clean_op_draws", "clean_op_products", "clean_regions"}
     known = {path.stem for path in directory.glob("*.py")} - parts
     known |= {path.parent.name for path in directory.glob("*/__init__.py")}
     if name is None:

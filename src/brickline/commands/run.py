@@ -115,7 +115,7 @@ def _model_finder(**options: Any) -> Any:
 
 
 def _print_models(facts: dict[str, Any] | None, path: Path) -> None:
-    from brickline.adapters.torch_recorder import summary_text
+    from brickline.adapters.torch_summary import summary_text
 
     if facts is None:
         print("brickline: no PyTorch module was called", file=sys.stderr)

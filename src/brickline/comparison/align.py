@@ -14,29 +14,22 @@ on launches that have no partner, and says nothing of who is wrong.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.prints import cosines, relative_distances
+from brickline.comparison.likeness import NEAR, Likeness, first_outputs, first_parameters, is_near
+from brickline.comparison.ordering import best_in_order, keep_ordered, out_of_order
+from brickline.comparison.prints import relative_distances
 from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Bools, Ints, Side, hashed
 
 BAND = 256
 """Half the width of the search around the diagonal; OpGuard saw windows of 484 launches at most."""
 CELL_BUDGET = 60_000_000
 """Cells of all windows together, so that two unrelated long runs take seconds, not hours."""
-NEAR = 0.1
-"""Relative L2 up to which two tensors are the same by value."""
 LIKE = 0.5
 """Relative L2 from which on the contents of two tensors speak against their being one."""
-ENOUGH = 1.5
-"""Evidence below which two launches are not one."""
-SAME_BITS, SAME_VALUE, LIKE_VALUE, SOME_VALUE, OTHER_VALUE = 6.0, 4.0, 2.5, 1.0, -0.75
-"""Evidence of the outputs: equal hashes; cosine above 0.99, 0.9, 0.5; and less than that."""
-SAME_TYPE, SAME_TAIL, SAME_NAME, OTHER_SIZE, OTHER_DEPTH = 1.0, 1.0, 1.0, -3.0, -1.0
 
 
 @dataclass(eq=False)
@@ -71,7 +64,7 @@ def align(a: Side, b: Side) -> Alignment:
     position = paired_positions(a, b)
     names = np.arange(len(a.words.texts))
     _pair_by_place(a, b, position, names, partner)
-    _keep_ordered(partner)
+    keep_ordered(partner)
     anchored = partner >= 0
     _search_first_call(a, b, position, partner, names)
     for _ in range(2):
@@ -79,7 +72,7 @@ def align(a: Side, b: Side) -> Alignment:
         renamed = len(found) and _learn_names(a, b, partner, found, names)
         if not renamed or not _pair_by_place(a, b, position, names, partner):
             break
-        _keep_ordered(partner)
+        keep_ordered(partner)
     reordered = _rescue(a, b, position, names, partner)
     _drop_unconfirmed(a, b, partner)
     reordered &= partner >= 0
@@ -109,7 +102,7 @@ def _position_table(a: Side, b: Side, ours: Ints, theirs: Ints) -> Ints:
     if score.size > CELL_BUDGET:
         return same
     out = np.full(len(ours), -1, np.int64)
-    for row, column in _best_in_order(score):
+    for row, column in best_in_order(score):
         out[row] = theirs[column]
     return out
 
@@ -161,7 +154,7 @@ def _take_back_shifted(
     many = rows[count[at.reshape(-1)] > 1]
     if not len(many):
         return
-    output_a, output_b = _first_outputs(a), _first_outputs(b)
+    output_a, output_b = first_outputs(a), first_outputs(b)
     ours, theirs = output_a[many], output_b[partner[many]]
     seen = (ours >= 0) & (theirs >= 0)
     prints_a, prints_b = a.print[ours[seen]], b.print[theirs[seen]]
@@ -171,14 +164,6 @@ def _take_back_shifted(
     resized = a.prints.elements[prints_a[known]] != b.prints.elements[prints_b[known]]
     doubtful = np.unique(key_a[many[apart | resized]])
     partner[rows[np.isin(key_a[rows], doubtful)]] = -1
-
-
-def _first_outputs(side: Side) -> Ints:
-    """Return the first output operand of every launch, -1: none."""
-    out = np.full(len(side), -1, np.int64)
-    at = np.flatnonzero(side.role > 0)[::-1]
-    out[side.owner[at]] = at
-    return out
 
 
 def _places(side: Side, position: Ints, names: Ints) -> NDArray[np.uint64]:
@@ -217,40 +202,6 @@ def _spread(start: Ints, count: Ints) -> Ints:
     return spread
 
 
-def _keep_ordered(partner: Ints) -> None:
-    """Take back the fewest pairs so that no two cross."""
-    rows = np.flatnonzero(partner >= 0)
-    targets = partner[rows]
-    if not len(rows) or (np.diff(targets) > 0).all():
-        return
-    kept = longest_increasing(targets)
-    dropped = np.ones(len(rows), bool)
-    dropped[kept] = False
-    partner[rows[dropped]] = -1
-
-
-def longest_increasing(values: Ints) -> Ints:
-    """Return where a longest increasing subsequence lies."""
-    ends: list[int] = []
-    places: list[int] = []
-    before = np.full(len(values), -1, np.int64)
-    for at, value in enumerate(values.tolist()):
-        length = bisect_left(ends, value)
-        before[at] = places[length - 1] if length else -1
-        if length == len(ends):
-            ends.append(value)
-            places.append(at)
-        else:
-            ends[length] = value
-            places[length] = at
-    out = []
-    at = places[-1] if places else -1
-    while at >= 0:
-        out.append(at)
-        at = int(before[at])
-    return np.array(out[::-1], np.int64)
-
-
 # --- by value
 
 
@@ -268,10 +219,10 @@ def _search_first_call(a: Side, b: Side, position: Ints, partner: Ints, names: I
     part = np.where(inside, partner[rows] - columns[0], -1)
     if rows[-1] - rows[0] + 1 != len(rows) or columns[-1] - columns[0] + 1 != len(columns):
         return
-    evidence = _Evidence(a, b, position)
+    likeness = Likeness(a, b, position)
     found = []
     for near, far in _windows(part, len(columns)):
-        for row, column in _pair_window(evidence, near + rows[0], far + columns[0]):
+        for row, column in _pair_window(likeness, near + rows[0], far + columns[0]):
             partner[row] = column
             found.append(row)
     added = np.array(found, np.int64)
@@ -279,19 +230,19 @@ def _search_first_call(a: Side, b: Side, position: Ints, partner: Ints, names: I
         # What was learnt from all layers replaces what one of them seemed to say.
         partner[added[names[a.name[added]] != b.name[partner[added]]]] = -1
         _pair_by_place(a, b, position, names, partner)
-        _keep_ordered(partner)
+        keep_ordered(partner)
 
 
 def _search(a: Side, b: Side, position: Ints, partner: Ints) -> Ints:
     """Pair what lies between anchors by evidence; return the rows that were added."""
     added: list[int] = []
     budget = CELL_BUDGET
-    evidence = _Evidence(a, b, position)
+    likeness = Likeness(a, b, position)
     for rows, columns in _windows(partner, len(b)):
         if budget <= 0:
             break
         budget -= min(len(rows) * len(columns), len(rows) * 2 * BAND)
-        for row, column in _pair_window(evidence, rows, columns):
+        for row, column in _pair_window(likeness, rows, columns):
             partner[row] = column
             added.append(row)
     return np.array(added, np.int64)
@@ -308,14 +259,14 @@ def _windows(partner: Ints, count: int) -> list[tuple[Ints, Ints]]:
     return [(np.arange(begins[at], ends[at]), np.arange(begins_b[at], ends_b[at])) for at in both]
 
 
-def _pair_window(evidence: _Evidence, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
+def _pair_window(likeness: Likeness, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
     if len(rows) * len(columns) <= (4 * BAND) ** 2:
-        found = _best_in_order(evidence.scores(rows, columns))
+        found = best_in_order(likeness.scores(rows, columns))
         return [(int(rows[one]), int(columns[two])) for one, two in found]
-    return _pair_band(evidence, rows, columns)
+    return _pair_band(likeness, rows, columns)
 
 
-def _pair_band(evidence: _Evidence, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
+def _pair_band(likeness: Likeness, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
     """Search a long window piece by piece along its diagonal, each from where the last ended."""
     out: list[tuple[int, int]] = []
     row = column = 0
@@ -323,7 +274,7 @@ def _pair_band(evidence: _Evidence, rows: Ints, columns: Ints) -> list[tuple[int
     while row < len(rows) and column < len(columns):
         near = rows[row : row + BAND]
         far = columns[column : column + 2 * BAND]
-        found = _best_in_order(evidence.scores(near, far))
+        found = best_in_order(likeness.scores(near, far))
         # The last quarter may find better partners in the next piece.
         kept = [pair for pair in found if pair[0] < 0.75 * BAND] or found
         out += [(int(near[one]), int(far[two])) for one, two in kept]
@@ -332,117 +283,6 @@ def _pair_band(evidence: _Evidence, rows: Ints, columns: Ints) -> list[tuple[int
         else:
             row, column = row + BAND, max(column, round((row + BAND) * slope) - BAND)
     return out
-
-
-class _Evidence:
-    """How much speaks for two launches being one."""
-
-    def __init__(self, a: Side, b: Side, position: Ints) -> None:
-        self._a, self._b, self._position = a, b, position
-        self._outer = [self._marks(side) for side in (a, b)]
-        self._shared = np.zeros(len(a.words.texts), bool)
-        self._shared[np.intersect1d(a.name, b.name)] = True
-        tails = [text.rpartition(".")[2] for text in a.words.texts]
-        numbers: dict[str, int] = {}
-        self._tail = np.array([numbers.setdefault(tail, len(numbers)) for tail in tails], np.int64)
-
-    @staticmethod
-    def _marks(side: Side) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return per launch: first output, its size, first input, largest parameter."""
-        operands = np.arange(len(side.role))
-        owner = side.owner
-        inputs = (side.role == 0) & (side.index < PARAMETER_INDEX)
-        parameters = (side.role == 0) & (side.index >= PARAMETER_INDEX)
-        outputs = side.role > 0
-        found = []
-        for chosen in (outputs, inputs, parameters):
-            first = np.full(len(side), -1, np.int64)
-            first[owner[chosen][::-1]] = operands[chosen][::-1]
-            found.append(first)
-        output, entry, parameter = found
-        size = np.where(output >= 0, side.elements[output], -1) if len(operands) else output
-        return output, size, entry, parameter
-
-    def scores(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
-        """Return the evidence for every pair of rows and columns; negative: not one."""
-        a, b = self._a, self._b
-        size_a, size_b = self._outer[0][1][rows], self._outer[1][1][columns]
-        values = self._values(0, rows, columns)
-        score = values.copy()
-        score += 0.5 * self._values(2, rows, columns)
-        score += 0.75 * self._values(3, rows, columns)
-        types_a, types_b = a.type[rows][:, None], b.type[columns][None, :]
-        score += SAME_TYPE * ((types_a == types_b) & (types_a >= 0))
-        score += SAME_NAME * (a.name[rows][:, None] == b.name[columns][None, :])
-        tails_a, tails_b = self._tail[a.name[rows]], self._tail[b.name[columns]]
-        score += SAME_TAIL * (tails_a[:, None] == tails_b[None, :])
-        sized = (size_a[:, None] >= 0) & (size_b[None, :] >= 0)
-        score += OTHER_SIZE * (sized & (size_a[:, None] != size_b[None, :]))
-        score += OTHER_DEPTH * (self._leaf(a, rows)[:, None] != self._leaf(b, columns)[None, :])
-        apart = a.direction[rows][:, None] != b.direction[columns][None, :]
-        apart |= a.rank[rows][:, None] != b.rank[columns][None, :]
-        apart |= a.level[rows][:, None] != b.level[columns][None, :]
-        apart |= self._position[rows][:, None] != b.position[columns][None, :]
-        # A name that both sides use means the same on both, unless values say otherwise.
-        shared_a, shared_b = self._shared[a.name[rows]], self._shared[b.name[columns]]
-        other = a.name[rows][:, None] != b.name[columns][None, :]
-        apart |= other & (shared_a[:, None] | shared_b[None, :]) & (values < SAME_VALUE)
-        score[apart] = -1.0
-        return np.where(score >= ENOUGH, score, -1.0)
-
-    def same_role(self, rows: Ints, columns: Ints) -> Bools:
-        """Return where outputs, or weights and inputs, are the same by value."""
-        same: Bools = self._values(0, rows, columns) >= SAME_VALUE
-        fed = self._values(2, rows, columns) >= LIKE_VALUE
-        return same | (fed & (self._values(3, rows, columns) >= SAME_VALUE))
-
-    @staticmethod
-    def _leaf(side: Side, rows: Ints) -> Bools:
-        # A child is entered right after its parent.
-        after = np.minimum(rows + 1, len(side) - 1)
-        inside: Bools = side.parent[after] == rows
-        return ~inside
-
-    def _values(self, which: int, rows: Ints, columns: Ints) -> NDArray[np.float64]:
-        out = np.zeros((len(rows), len(columns)))
-        own_a, own_b = self._outer[0][which][rows], self._outer[1][which][columns]
-        print_a = np.where(own_a >= 0, self._a.print[own_a], -1) if len(self._a.print) else own_a
-        print_b = np.where(own_b >= 0, self._b.print[own_b], -1) if len(self._b.print) else own_b
-        at_a, at_b = np.flatnonzero(print_a >= 0), np.flatnonzero(print_b >= 0)
-        if not len(at_a) or not len(at_b):
-            return out
-        prints_a, prints_b = print_a[at_a], print_b[at_b]
-        cosine = cosines(self._a.prints, prints_a, self._b.prints, prints_b)
-        value = np.select(
-            [np.isnan(cosine), cosine > 0.99, cosine > 0.9, cosine > 0.5],
-            [0.0, SAME_VALUE, LIKE_VALUE, SOME_VALUE],
-            OTHER_VALUE,
-        )
-        hash_a, hash_b = self._a.prints.hash[prints_a], self._b.prints.hash[prints_b]
-        equal = (hash_a[:, None, :] == hash_b[None, :, :]).all(axis=2)
-        out[np.ix_(at_a, at_b)] = np.where(equal, SAME_BITS, value)
-        return out
-
-
-def _best_in_order(score: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Return the pairs in order, none crossing, with the largest sum of positive scores."""
-    rows, columns = score.shape
-    best = np.zeros((rows + 1, columns + 1))
-    for row in range(rows):
-        paired = best[row, :-1] + np.where(score[row] > 0, score[row], -np.inf)
-        best[row + 1, 1:] = np.maximum.accumulate(np.maximum(best[row, 1:], paired))
-    out = []
-    row, column = rows, columns
-    while row and column:
-        here = best[row, column]
-        if here == best[row - 1, column]:
-            row -= 1
-        elif here == best[row, column - 1]:
-            column -= 1
-        else:
-            out.append((row - 1, column - 1))
-            row, column = row - 1, column - 1
-    return out[::-1]
 
 
 def _learn_names(a: Side, b: Side, partner: Ints, found: Ints, names: Ints) -> bool:
@@ -464,7 +304,7 @@ def _learn_names(a: Side, b: Side, partner: Ints, found: Ints, names: Ints) -> b
 
 def _learn_kinds(a: Side, b: Side, partner: Ints, found: Ints, names: Ints) -> None:
     shared = np.intersect1d(a.name, b.name)
-    output_a, output_b = _first_outputs(a), _first_outputs(b)
+    output_a, output_b = first_outputs(a), first_outputs(b)
     ours, theirs = output_a[found], output_b[partner[found]]
     rows = found[(ours >= 0) & (theirs >= 0)]
     prints_a, prints_b = a.print[output_a[rows]], b.print[output_b[partner[rows]]]
@@ -504,7 +344,7 @@ def _rescue(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> Boo
     _pair_by_name(a, b, position, names, partner)
     if _pair_by_contents(a, b, position, names, partner):
         _pair_by_name(a, b, position, names, partner)
-    return _out_of_order(partner, before)
+    return out_of_order(partner, before)
 
 
 def _pair_by_name(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> None:
@@ -531,8 +371,8 @@ def _pair_by_contents(a: Side, b: Side, position: Ints, names: Ints, partner: In
     columns = free_b[(b.position[free_b] == call) & (b.direction[free_b] == 0)][: 4 * BAND]
     if not len(rows) or not len(columns):
         return False
-    evidence = _Evidence(a, b, position)
-    score = np.where(evidence.same_role(rows, columns), evidence.scores(rows, columns), -1.0)
+    likeness = Likeness(a, b, position)
+    score = np.where(likeness.same_role(rows, columns), likeness.scores(rows, columns), -1.0)
     added = []
     while score.size and score.max() > 0:
         one, two = np.unravel_index(int(np.argmax(score)), score.shape)
@@ -552,43 +392,8 @@ def _drop_unconfirmed(a: Side, b: Side, partner: Ints) -> None:
     rows = rows[(a.parent[rows] >= 0) | (b.parent[partner[rows]] >= 0)]
     if not len(rows):
         return
-    near = _near(a, b, rows, partner[rows], _first_outputs)
-    weighed = _near(a, b, rows, partner[rows], _first_parameters)
+    near = is_near(a, b, rows, partner[rows], first_outputs)
+    weighed = is_near(a, b, rows, partner[rows], first_parameters)
     kinds = hashed(a.kind[rows], b.kind[partner[rows]])
     confirmed = np.isin(kinds, kinds[near])
     partner[rows[~(near | weighed | confirmed)]] = -1
-
-
-def _near(a: Side, b: Side, rows: Ints, others: Ints, marks: Callable[[Side], Ints]) -> Bools:
-    """Return where one operand of two launches is the same by value."""
-    out = np.zeros(len(rows), bool)
-    ours, theirs = marks(a)[rows], marks(b)[others]
-    at = np.flatnonzero((ours >= 0) & (theirs >= 0))
-    prints_a, prints_b = a.print[ours[at]], b.print[theirs[at]]
-    seen = (prints_a >= 0) & (prints_b >= 0)
-    at, prints_a, prints_b = at[seen], prints_a[seen], prints_b[seen]
-    same = a.prints.elements[prints_a] == b.prints.elements[prints_b]
-    out[at] = same & (relative_distances(a.prints, prints_a, b.prints, prints_b) < NEAR)
-    return out
-
-
-def _first_parameters(side: Side) -> Ints:
-    out = np.full(len(side), -1, np.int64)
-    at = np.flatnonzero((side.role == 0) & (side.index >= PARAMETER_INDEX))[::-1]
-    out[side.owner[at]] = at
-    return out
-
-
-def _out_of_order(partner: Ints, before: Bools) -> Bools:
-    """Return which of the pairs that came last cross others."""
-    base = np.where(before, partner, -1)
-    reached = np.concatenate([[-1], np.maximum.accumulate(base)[:-1]])
-    ahead = np.where(before, partner, np.iinfo(np.int64).max)
-    to_come = np.append(np.minimum.accumulate(ahead[::-1])[::-1][1:], np.iinfo(np.int64).max)
-    added = (partner >= 0) & ~before
-    out: Bools = added & ~((partner > reached) & (partner < to_come))
-    fitting = np.flatnonzero(added & ~out)
-    crossing = np.ones(len(fitting), bool)
-    crossing[longest_increasing(partner[fitting])] = False
-    out[fitting[crossing]] = True
-    return out

@@ -15,7 +15,8 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.align import NEAR, Alignment
+from brickline.comparison.align import Alignment
+from brickline.comparison.likeness import NEAR
 from brickline.comparison.prints import relative_distances
 from brickline.comparison.sides import PARAMETER_INDEX, Ints, Side
 

@@ -12,9 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.align import NEAR, Alignment
+from brickline.comparison.align import Alignment
 from brickline.comparison.envelope import is_discrete, unit_roundoff
 from brickline.comparison.fused import fused_differences
+from brickline.comparison.likeness import NEAR
 from brickline.comparison.prints import relative_distances, same_bits
 from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Bools, Ints, Side, hashed
 
@@ -59,8 +60,6 @@ class Differences:
     side: Side
     other: Ints
     """The reference's operand, -1: none."""
-    via: Ints
-    """The launch with a partner that has the same tensor, where this one has none; -1: none."""
     delta: Floats
     """Relative L2; nan where not observed, inf where other elements are not finite."""
     same: Bools
@@ -158,8 +157,7 @@ def measure(a: Side, b: Side, alignment: Alignment) -> Differences:
     delta, same = np.full(len(other), np.nan), np.zeros(len(other), bool)
     seen = paired[(a.print[paired] >= 0) & (b.print[other[paired]] >= 0) & ~resized[paired]]
     _measure_pairs(a, b, seen, other[seen], owner[seen], delta, same, extra)
-    via = np.full(len(other), -1, np.int64)
-    _look_up(a, b, alignment, owner, delta, same, via)
+    _look_up(a, b, alignment, owner, delta, same)
     fused = np.zeros(len(other), bool)
     for operand, difference in fused_differences(a, b, alignment).items():
         delta[operand], fused[operand] = difference, True
@@ -176,7 +174,7 @@ def measure(a: Side, b: Side, alignment: Alignment) -> Differences:
     np.maximum.at(coarse, owner, roundoffs[a.dtype])
     np.maximum.at(coarse, owner[paired], roundoffs[b.dtype[other[paired]]])
     return Differences(
-        a, other, via, delta, same, resized, discrete[a.dtype], incomparable, fused, coarse
+        a, other, delta, same, resized, discrete[a.dtype], incomparable, fused, coarse
     )
 
 
@@ -208,7 +206,6 @@ def _look_up(
     owner: Ints,
     delta: Floats,
     same: Bools,
-    via: Ints,
 ) -> None:
     """Give tensors of launches without a partner the difference that was measured elsewhere.
 
@@ -227,7 +224,6 @@ def _look_up(
     found = hashes[place] == wanted
     source = known[first[place[found]]]
     delta[asked[found]], same[asked[found]] = delta[source], same[source]
-    via[asked[found]] = owner[source]
 
 
 def _forget_moved(

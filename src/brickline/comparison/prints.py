@@ -102,11 +102,10 @@ def relative_distances(
     for begin in range(0, len(different), CHUNK):
         at = different[begin : begin + CHUNK]
         one, two = rows_a[at], rows_b[at]
-        gap = a.sketches(one) - b.sketches(two)
-        size = np.sqrt(np.einsum("ij,ij->i", gap, gap))
-        norm = b.l2[two]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = size / norm
+        with np.errstate(all="ignore"):  # a damaged run may hold any numbers
+            gap = a.sketches(one) - b.sketches(two)
+            size = np.sqrt(np.einsum("ij,ij->i", gap, gap))
+            ratio = size / b.l2[two]
         ratio[size == 0] = 0.0
         ratio[(a.nonfinite_hash[one] != b.nonfinite_hash[two])] = np.inf
         ratio[np.isnan(ratio)] = np.inf
@@ -119,8 +118,8 @@ def cosines(
 ) -> NDArray[np.float64]:
     """Return the cosine of every pair, one row of `a` by one column of `b`; nan across sizes."""
     one, two = a.sketches(rows_a), b.sketches(rows_b)
-    norms = np.linalg.norm(one, axis=1)[:, None] * np.linalg.norm(two, axis=1)[None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):  # a damaged run may hold any numbers
+        norms = np.linalg.norm(one, axis=1)[:, None] * np.linalg.norm(two, axis=1)[None, :]
         out: NDArray[np.float64] = (one @ two.T) / norms
     out[a.elements[rows_a][:, None] != b.elements[rows_b][None, :]] = np.nan
     return out

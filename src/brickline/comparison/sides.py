@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -149,11 +149,38 @@ def side_from_parts(parts: Sequence[Part], words: Vocabulary) -> Side:
     for name in ("trace", "part"):
         columns.pop(name)
     names: dict[int, tuple[str, ...]] = {}
+    failed: list[int] = []
     for number in np.unique(columns["params"]):
-        found = _parsed(words[int(number)]).get("parameters") if number >= 0 else None
+        document = _parsed(words[int(number)]) if number >= 0 else {}
+        found = document.get("parameters")
         if isinstance(found, list | tuple):
             names[int(number)] = tuple(map(str, found))
-    return Side(words, **columns, first=first, **own, prints=prints, parameter_names=names)
+        if document.get("raised") is True:
+            failed.append(int(number))
+    side = Side(words, **columns, first=first, **own, prints=prints, parameter_names=names)
+    side.problems += _unfinished(side, failed, parts)
+    return side
+
+
+def _unfinished(side: Side, failed: Sequence[int], parts: Sequence[Part]) -> Iterator[str]:
+    """Say which calls of a root did not come to their end: nobody knows what they would make."""
+    raised = np.flatnonzero(np.isin(side.params, failed) & (side.parent < 0))
+    if len(raised):
+        row = int(raised[0])
+        rest = f", and {len(raised) - 1} more" if len(raised) > 1 else ""
+        yield (
+            f"call {int(side.position[row])} of {side.path(row)} raised{rest}; what comes after is "
+            "not in the run"
+        )
+    lost = 0
+    for part in parts:
+        parents = part.traces["parent"]
+        lost += int((~np.isin(parents, part.traces["trace"]) & (parents > 0)).sum())
+    if lost:
+        yield (
+            f"{lost} launches lie in calls that did not end: the recording was cut off; record it "
+            "again"
+        )
 
 
 def _joined(columns: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from brickline.comparison.align import Alignment
 from brickline.comparison.envelope import unit_roundoff
+from brickline.comparison.limits import LEAN_LIMIT
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
-from brickline.comparison.triage import GRAD, IN, LEAF, LEAN_LIMIT, OUT, Units
+from brickline.comparison.triage import GRAD, IN, LEAF, OUT, Units
 
 BESIDE = 2.0
 """A lean unit below its limit is a suspect from this many times its siblings' median, if those
@@ -102,7 +103,7 @@ def find_suspects(
             out.append(suspect)
         if len(out) >= 64 * MOST:
             break
-    return _ranked(a, units, out)
+    return _ranked(a, out)
 
 
 def _repeats_bits(units: Units) -> bool:
@@ -186,14 +187,12 @@ def _stands(
     if units.chosen[unit] and ratio <= limit:
         return bool(units.clean[unit]) or _most_differ(a, b, found, units, unit)
     if a.direction[suspect.row] == 1 and units.mode[unit] == LEAF:
-        return _stands_backward(a, b, alignment, units, suspect)
+        return _stands_backward(a, b, alignment, suspect)
     alone = units.mode[unit] in (LEAF, GRAD) or bool(units.clean[unit])
     return alone or not _is_sum(a, b, alignment, units, suspect)
 
 
-def _stands_backward(
-    a: Side, b: Side, alignment: Alignment, units: Units, suspect: Suspect
-) -> bool:
+def _stands_backward(a: Side, b: Side, alignment: Alignment, suspect: Suspect) -> bool:
     """Return whether the gradient of an input tells who is wrong; blame the parent where it does.
 
     It is the sum over all who use the input. Where another module uses it too, nobody can be named.
@@ -416,18 +415,16 @@ def _partners(a: Side, b: Side, alignment: Alignment, operands: list[int]) -> li
     return out
 
 
-def _ranked(a: Side, units: Units, suspects: list[Suspect]) -> list[Suspect]:
+def _ranked(a: Side, suspects: list[Suspect]) -> list[Suspect]:
     """Return one suspect per name, solid ones by size first, then the others by ratio."""
     first: dict[tuple[int, int], Suspect] = {}
     for suspect in suspects:
         key = (int(a.name[suspect.row]), int(a.direction[suspect.row]))
         first.setdefault(key, suspect)
-    chosen = list(first.values())
-    chosen.sort(key=lambda each: _rank(units, each))
-    return chosen[:MOST]
+    return sorted(first.values(), key=_rank)[:MOST]
 
 
-def _rank(units: Units, suspect: Suspect) -> tuple[int, float, int]:
+def _rank(suspect: Suspect) -> tuple[int, float, int]:
     if suspect.broken:
         return 0, 0.0, suspect.unit
     if suspect.ratio >= SOLID:

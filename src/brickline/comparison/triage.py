@@ -21,35 +21,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from brickline.comparison.align import Alignment
-from brickline.comparison.envelope import (
-    ROUNDINGS_GLUE,
-    ROUNDINGS_LEAF,
-    ROUNDINGS_NORM,
-    ROUNDINGS_WHOLE,
-    envelope,
+from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
+from brickline.comparison.limits import (
+    GLUE_LIMIT,
+    STATELESS,
+    fan_in_of,
+    glue_limit,
+    limits_of,
+    roundings_of,
 )
 from brickline.comparison.operands import Differences, Floats
+from brickline.comparison.scopes import Scope, running_largest
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
 
 LEAF, IN, OUT, GRAD = 0, 1, 2, 3
-
-LEAN_LIMIT = 3.0
-"""Clean linear layers, convolutions and embeddings stayed below 1.5 in benchmarks/localisation."""
-LEAF_LIMIT = 3.5
-"""Clean norms and activations reached 1.8 there…"""
-UNEVEN_LIMIT = 6.0
-"""…and 3.8 where some channels are 12 to 40 times the others."""
-UNEVEN = 4.5
-"""Largest element in root mean squares, from which on channels may be uneven: a thousand normally
-distributed ones reach 3.5, and two large ones in 64 channels 5.6."""
-GLUE_LIMIT = 4.0
-"""Clean attention reached 2.1 with activations of ordinary size, and 6.0, which is half the limit,
-with queries and keys that are several times larger."""
-
-_LEAN = ("Linear", "Conv", "Embedding", "Dropout", "Identity", "Flatten", "Pool", "ReLU", "Pad")
-"""Modules that round their output and little else."""
-_STATELESS = (*_LEAN, "Norm", "GELU", "SiLU", "Sigmoid", "Tanh", "Softmax", "Activation")
-"""Modules that keep nothing from call to call."""
 
 
 @dataclass(eq=False)
@@ -110,7 +95,7 @@ class Units:
 
 def units_of(a: Side, b: Side, alignment: Alignment, found: Differences) -> Units:
     """Return every unit between compared tensors."""
-    scope = _Scope(a, alignment, found)
+    scope = Scope(a, alignment, found)
     forward = _forward_of(a, found)
     parts = [
         _leaves(a, b, alignment, found, forward),
@@ -130,100 +115,6 @@ def units_of(a: Side, b: Side, alignment: Alignment, found: Differences) -> Unit
     columns["known"] |= foreign & columns.pop("partly")
     columns["known"] &= ~foreign | _main_input_known(a, found)[columns["blamed"]]
     return Units(past=past, foreign=foreign, **columns)
-
-
-# --- what is near
-
-
-class _Scope:
-    """What lies around each launch: its enclosing launch, and what had ended inside that before."""
-
-    def __init__(self, a: Side, alignment: Alignment, found: Differences) -> None:
-        paired = alignment.partner >= 0
-        outputs = found.outputs
-        around = a.parent.copy()
-        for _ in range(64):
-            lost = (around >= 0) & ~paired[np.maximum(around, 0)]
-            if not lost.any():
-                break
-            around[lost] = a.parent[around[lost]]
-        self.around = around
-        self.last = _ends(a)
-        told = paired | outputs.some
-        facts = {
-            "delta": np.where(told & ~_to_be_added(a), outputs.delta, 0.0),
-            "blind": (~outputs.known & (outputs.count > 0)).astype(float),
-            "choice": (paired & (outputs.choice | outputs.resized | found.inputs.resized)) * 1.0,
-            "unlike": (told & ~outputs.same & ~_to_be_added(a)) * 1.0,
-            "broken": outputs.nonfinite * 1.0,
-            "size": _sizes(a, found),
-            "decided": _decided(a, found) * 1.0,
-            "fused": (np.bincount(a.owner[found.fused], minlength=len(a)) > 0) * 1.0,
-        }
-        before = _Before(around, self.last)
-        self.before = {name: before.largest(values) for name, values in facts.items()}
-        self.inside = {
-            name: np.maximum(_largest(values, around), _largest(values, a.parent))
-            for name, values in facts.items()
-        }
-        self.roundoff = np.maximum(_largest(found.roundoff, around), found.roundoff)
-        # Only what the blamed launch itself calls can hide a fault from it.
-        unseen = facts["blind"]
-        own = _Before(a.parent, self.last)
-        self.blind_before = own.largest(unseen) > 0
-        self.blind_inside = _largest(unseen, a.parent) > 0
-
-
-class _Before:
-    """Largest values among what had ended before a launch began, with the same surroundings."""
-
-    def __init__(self, around: Ints, last: Ints) -> None:
-        count = len(around)
-        rows = np.arange(count)
-        self._order = np.lexsort((last, around))
-        ends = (around[self._order] + 1) * (count + 1) + last[self._order]
-        self._place = np.searchsorted(ends, (around + 1) * (count + 1) + rows) - 1
-        self._begins = np.ones(count, bool)
-        self._begins[1:] = np.diff(around[self._order]) != 0
-        first = np.searchsorted(around[self._order], around)
-        self._none = self._place < first
-
-    def largest(self, values: Floats) -> Floats:
-        """Return the largest value before each launch, 0 where there is none."""
-        if not len(values):
-            return values
-        found = _running(values[self._order], self._begins)[self._place]
-        return np.where(self._none, 0.0, found)
-
-
-def _ends(a: Side) -> Ints:
-    """Return the last launch inside each launch, itself where it encloses none."""
-    last = np.arange(len(a))
-    inside = a.parent >= 0
-    for _ in range(64):
-        reach = last.copy()
-        np.maximum.at(reach, a.parent[inside], last[inside])
-        if (reach == last).all():
-            break
-        last = reach
-    return last
-
-
-def _running(values: Floats, begins: Bools) -> Floats:
-    """Return the running maximum, which starts anew where a flag stands."""
-    # Ranks make one running maximum serve all: each stretch starts above the one before.
-    unique, rank = np.unique(values, return_inverse=True)
-    lifted = rank.reshape(-1) + np.cumsum(begins) * np.int64(len(unique))
-    out: Floats = unique[np.maximum.accumulate(lifted) % len(unique)]
-    return out
-
-
-def _largest(values: Floats, around: Ints) -> Floats:
-    """Return the largest value inside each launch, 0 where there is none."""
-    out = np.zeros(len(values))
-    inside = around >= 0
-    np.maximum.at(out, around[inside], values[inside])
-    return out
 
 
 def _forward_of(a: Side, found: Differences) -> Floats:
@@ -256,8 +147,8 @@ def _leaves(
     partner = alignment.partner[rows]
     whole = (partner >= 0) & b.has_children()[partner]
     inputs, outputs = found.inputs, found.outputs
-    fan_in, cancelled = _fan_in(a, found, rows)
-    roundings = np.where(whole, ROUNDINGS_WHOLE, _roundings(a, rows))
+    fan_in, cancelled = fan_in_of(a, found, rows)
+    roundings = np.where(whole, ROUNDINGS_WHOLE, roundings_of(a, rows))
     rounding = envelope(found.roundoff[rows], fan_in, roundings)
     entered = np.where(inputs.count[rows] > 0, inputs.known[rows], ~found.unfed[rows])
     # The gradient of an input is the sum over all who use it, residuals of the parent included.
@@ -270,7 +161,7 @@ def _leaves(
         "target": outputs.delta[rows],
         "source": np.maximum(inputs.delta[rows], shared),
         "gain": cancelled,
-        "limit": np.where(whole, GLUE_LIMIT, _limits(a, found, rows)),
+        "limit": np.where(whole, GLUE_LIMIT, limits_of(a, found, rows)),
         "rounding": rounding,
         "group": hashed(np.full(len(rows), LEAF), a.kind[rows], a.direction[rows]).view(np.int64),
         "clean": (inputs.same[rows] | (inputs.count[rows] == 0))
@@ -287,7 +178,7 @@ def _leaves(
     }
 
 
-def _entries(a: Side, found: Differences, scope: _Scope, forward: Floats) -> dict[str, np.ndarray]:
+def _entries(a: Side, found: Differences, scope: Scope, forward: Floats) -> dict[str, np.ndarray]:
     inputs = found.inputs
     rows = np.flatnonzero((scope.around >= 0) & ((inputs.count > 0) | inputs.resized))
     rows = rows[inputs.known[rows] | inputs.resized[rows] | (inputs.delta[rows] > 0)]
@@ -304,7 +195,7 @@ def _entries(a: Side, found: Differences, scope: _Scope, forward: Floats) -> dic
         "target": inputs.delta[rows],
         "source": source,
         "gain": np.ones(len(rows)),
-        "limit": _glue_limit(scope.before["size"][rows]) * (1 + before["fused"]),
+        "limit": glue_limit(scope.before["size"][rows]) * (1 + before["fused"]),
         "rounding": envelope(
             roundoff, inputs.width[rows].astype(float), np.full(len(rows), ROUNDINGS_GLUE)
         ),
@@ -324,7 +215,7 @@ def _entries(a: Side, found: Differences, scope: _Scope, forward: Floats) -> dic
 
 
 def _exits(
-    a: Side, alignment: Alignment, found: Differences, scope: _Scope, forward: Floats
+    a: Side, alignment: Alignment, found: Differences, scope: Scope, forward: Floats
 ) -> dict[str, np.ndarray]:
     inputs, outputs, inside = found.inputs, found.outputs, scope.inside
     parent = a.has_children()
@@ -339,7 +230,7 @@ def _exits(
         "target": outputs.delta[rows],
         "source": np.maximum(np.maximum(inputs.delta[rows], inside["delta"][rows]), forward[rows]),
         "gain": np.ones(len(rows)),
-        "limit": _glue_limit(inside["size"][rows]) * (1 + within["fused"]),
+        "limit": glue_limit(inside["size"][rows]) * (1 + within["fused"]),
         "rounding": envelope(
             scope.roundoff[rows],
             outputs.width[rows].astype(float),
@@ -391,47 +282,6 @@ def _gradients(
     }
 
 
-def _roundings(a: Side, rows: Ints) -> Floats:
-    """Return how often a leaf rounds, by its type."""
-    return _by_type(a, rows, (ROUNDINGS_LEAF, ROUNDINGS_NORM, ROUNDINGS_GLUE))
-
-
-def _limits(a: Side, found: Differences, rows: Ints) -> Floats:
-    uneven = _crest(a, found)[rows] > UNEVEN
-    even = _by_type(a, rows, (LEAN_LIMIT, LEAF_LIMIT, GLUE_LIMIT))
-    return np.where(uneven & ~_is_lean(a, rows), UNEVEN_LIMIT, even)
-
-
-def _is_lean(a: Side, rows: Ints) -> Bools:
-    lean: Bools = _by_type(a, rows, (1.0, 0.0, 0.0)) > 0
-    return lean
-
-
-def _crest(a: Side, found: Differences) -> Floats:
-    """Return the largest element of each launch's inputs, in root mean squares."""
-    out = np.zeros(len(a))
-    chosen = (a.role == 0) & (a.index < PARAMETER_INDEX) & (a.print >= 0)
-    chosen &= ~found.discrete & (a.elements > 0)
-    prints = a.print[chosen]
-    rms = a.prints.l2[prints] / np.sqrt(a.elements[chosen])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        crest = np.nan_to_num(a.prints.absmax[prints] / rms, posinf=0.0)
-    np.maximum.at(out, a.owner[chosen], crest)
-    return out
-
-
-def _by_type(a: Side, rows: Ints, values: tuple[float, float, float]) -> Floats:
-    """Return one of three values: for lean modules, for others that keep nothing, for the rest."""
-    numbers, at = np.unique(a.type[rows], return_inverse=True)
-    chosen = []
-    for number in numbers.tolist():
-        name = a.words[number] if number >= 0 else ""
-        lean = any(part in name for part in _LEAN)
-        known = any(part in name for part in _STATELESS)
-        chosen.append(values[0] if lean else values[1] if known else values[2])
-    return np.array(chosen, float)[at.reshape(-1)]
-
-
 def _main_input_known(a: Side, found: Differences) -> Bools:
     """Return which launches were given nothing large that was not compared."""
     chosen = (a.role == 0) & (a.index < PARAMETER_INDEX) & ~found.discrete & (a.elements > 0)
@@ -443,82 +293,6 @@ def _main_input_known(a: Side, found: Differences) -> Bools:
     return seen >= unseen
 
 
-def _to_be_added(a: Side) -> Bools:
-    """Return which backward launches share their result with a later one.
-
-    The gradient of a tensor that several use is the sum over them: it is there when the last of
-    them has ended, and no sooner.
-    """
-    out = np.zeros(len(a), bool)
-    if not (a.direction == 1).any():
-        return out
-    owner = a.owner
-    made = np.flatnonzero(
-        (a.role > 0) & (a.print >= 0) & (a.index < PARAMETER_INDEX) & (a.direction[owner] == 1)
-    )
-    last = np.zeros(len(a.prints), np.int64)
-    np.maximum.at(last, a.print[made], owner[made])
-    inside = _ends(a)
-    out[owner[made[last[a.print[made]] > inside[owner[made]]]]] = True
-    return out
-
-
-def _decided(a: Side, found: Differences) -> Bools:
-    """Return which launches put out a choice that is the same on both sides."""
-    same = (a.role > 0) & found.discrete & found.same
-    out: Bools = np.bincount(a.owner[same], minlength=len(a)) > 0
-    return out
-
-
-def _sizes(a: Side, found: Differences) -> Floats:
-    """Return the largest root mean square among the outputs of each launch."""
-    out = np.zeros(len(a))
-    seen = (a.role > 0) & (a.print >= 0) & ~found.discrete & (a.elements > 0)
-    rms = a.prints.l2[a.print[seen]] / np.sqrt(a.elements[seen])
-    if len(rms):
-        np.maximum.at(out, a.owner[seen], rms)
-    return out
-
-
-def _glue_limit(size: Floats) -> Floats:
-    """Return the limit of what a module computes from tensors of this root mean square.
-
-    Attention multiplies a relative difference of a score by the score itself, and scores are of the
-    size of q times that of k.
-    """
-    return GLUE_LIMIT * np.clip(size**2 / 2, 1.0, 3.0)
-
-
-def _fan_in(a: Side, found: Differences, rows: Ints) -> tuple[Floats, Floats]:
-    """Return how many products a leaf sums, and how much larger they are than their sum.
-
-    A product of weights and inputs has a norm of about ‖W‖·‖x‖/√K; where the output is smaller, its
-    terms cancel, and every relative difference grows by as much.
-    """
-    count = len(a)
-    owner = a.owner
-    parameter = (a.role == 0) & (a.index >= PARAMETER_INDEX)
-    entry = (a.role == 0) & ~parameter & ~found.discrete
-    width_in = found.inputs.width.astype(float)
-    width_out = np.maximum(found.outputs.width.astype(float), 1.0)
-    weight = np.zeros(count)
-    if parameter.any():
-        np.maximum.at(weight, owner[parameter], a.elements[parameter].astype(float))
-    fan_in = np.where(weight > width_out, weight / width_out, width_in)
-    norms = []
-    for chosen in (parameter, entry, a.role > 0):
-        norm = np.zeros(count)
-        seen = chosen & (a.print >= 0) & ~found.discrete
-        if seen.any():
-            np.maximum.at(norm, owner[seen], a.prints.l2[a.print[seen]])
-        norms.append(norm)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = norms[0] * norms[1] / np.sqrt(np.maximum(fan_in, 1.0)) / norms[2]
-    matrix = weight > 2 * np.maximum(width_in, width_out)
-    cancelled = np.where(matrix & np.isfinite(ratio), np.clip(ratio, 1.0, 32.0), 1.0)
-    return np.minimum(fan_in, 2.0**20)[rows], cancelled[rows]
-
-
 def _past(a: Side, columns: dict[str, np.ndarray]) -> Floats:
     """Return the largest difference of each unit in earlier calls of the root."""
     rows, mode = columns["row"], columns["mode"]
@@ -526,7 +300,7 @@ def _past(a: Side, columns: dict[str, np.ndarray]) -> Floats:
     if not len(rows) or int(a.position.max()) == int(a.position.min()):
         return out
     stateless = {
-        int(number): number >= 0 and any(part in a.words[int(number)] for part in _STATELESS)
+        int(number): number >= 0 and any(part in a.words[int(number)] for part in STATELESS)
         for number in np.unique(a.type)
     }
     alone = (mode == LEAF) | (mode == GRAD)
@@ -543,6 +317,6 @@ def _past(a: Side, columns: dict[str, np.ndarray]) -> Floats:
     per_call = np.maximum.reduceat(worst[order], starts)
     fresh = begins[starts]
     shifted = np.concatenate([[0.0], per_call[:-1]])
-    before = _running(np.where(fresh, 0.0, shifted), fresh)
+    before = running_largest(np.where(fresh, 0.0, shifted), fresh)
     out[order] = np.repeat(before, np.diff([*starts, len(order)]))
     return np.where(keeps, out, 0.0)

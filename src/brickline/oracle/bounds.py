@@ -231,6 +231,11 @@ def _output_bound(
     return OutputBound(element, variance.sqrt())
 
 
+def finite_part(value: torch.Tensor) -> torch.Tensor:
+    """Return a magnitude with zeros for what is not finite."""
+    return torch.where(value.isfinite(), value, torch.zeros_like(value))
+
+
 def _narrowest(call: Call) -> torch.dtype:
     kinds = [real_dtype(each.dtype) for each in call.narrow]
     return max(kinds, key=unit_roundoff, default=torch.float32)

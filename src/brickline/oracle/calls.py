@@ -71,7 +71,7 @@ UNSAID = {
 
 @lru_cache(maxsize=4096)
 def written(func: Any) -> tuple[int | str, ...]:
-    """Return which arguments an operation writes to, by position or keyword."""
+    """Return which arguments an operation writes to, those in `UNSAID` included."""
     found = list(written_arguments(func))
     for number, each in enumerate(func._schema.arguments):
         if each.name in UNSAID.get(func._schema.name, ()) and number not in found:

@@ -7,14 +7,16 @@ values. Only the number of terms in a sum differs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from brickline.oracle.bounds import ACCUMULATOR, TF32, Budget, rule
-from brickline.oracle.calls import Call, exact_form, outputs_of, wide_dtype
+from brickline.oracle.calls import Call, exact_form, outputs_of, wide_dtype, written
+from brickline.oracle.widen import unit_roundoff
 
 Exact = Sequence[torch.Tensor | None]
 BFLOAT16 = 2.0**-8
@@ -65,8 +67,12 @@ def _product_rule(fan_in: Callable[[Call], int]) -> Callable[[Call, Exact], Any]
         path, stored = _partial_sums(call)
         more: dict[str, Any] = {"path": path, "input_unit": matmul_input_unit(call)}
         if stored is not None:
-            many = _root_of_parts(call)
-            more |= {"stored": SPLIT * many * stored, "stored_sd": SPLIT_SD * many * stored}
+            spread = _split_spread(call, stored)
+            more |= {"stored": SPLIT * spread * stored, "stored_sd": SPLIT_SD * spread * stored}
+        rounded = _rounded_before_adding(call, exact[0])
+        if rounded is not None:
+            more["stored"] = more.get("stored", 0.0) + rounded
+            more["stored_sd"] = more.get("stored_sd", 0.0) + rounded / 4
         return budgets(call, exact, fan_in(call), **more)
 
     return apply
@@ -106,10 +112,53 @@ def _partial_sums(call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]
     return None, (mean + parts).sqrt() * alpha + added
 
 
+def _rounded_before_adding(call: Call, exact: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the size of what CUDA may round to a narrow dtype before it adds it to the product."""
+    adds = call.name in _FACTORS and call.name not in _PLAIN
+    if not adds or exact is None or call.device != "cuda" or call.unit <= ACCUMULATOR:
+        return None
+    added = call.wide("self") * float(call.get("beta", 1))
+    return (exact - added).abs() + added.abs()
+
+
 def _tiles(call: Call) -> int:
     """Return how many blocks of 64 x 64 a product's output has."""
     shape = [call.get(name).shape for name in _FACTORS[call.name]]
     return int(-(-shape[0][-2] // 64) * -(-shape[1][-1] // 64))
+
+
+def _split_spread(call: Call, stored: torch.Tensor) -> float:
+    """Return how far CUDA's narrow parts move this very product, in units of u_in of their size.
+
+    The product is made again as torch is set and with narrow parts forbidden; 0 when nothing was
+    split. What the candidate's own kernel made is not asked, so that a fault excuses nothing.
+    """
+    if written(call.func):
+        return 1.0
+    as_set = call.func(*call.args, **call.kwargs)
+    with _wide_parts():
+        apart = (as_set.double() - call.func(*call.args, **call.kwargs).double()) / stored
+    unit = unit_roundoff(as_set.dtype)
+    moved = float(apart.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) / unit
+    return min(moved, _root_of_parts(call))
+
+
+@contextmanager
+def _wide_parts() -> Iterator[None]:
+    """Forbid CUDA to add the parts of a sum in the inputs' dtype."""
+    settings = torch.backends.cuda.matmul
+    names = _NARROW_PARTS.values()
+    kept = {
+        name: (getattr(settings, name), getattr(settings, f"{name}_split_k", True))
+        for name in names
+    }
+    try:
+        for name, (_, split) in kept.items():
+            setattr(settings, name, False if split else (False, split))
+        yield
+    finally:
+        for name, (value, split) in kept.items():
+            setattr(settings, name, value if split else (value, split))
 
 
 def _root_of_parts(call: Call) -> float:
@@ -119,7 +168,7 @@ def _root_of_parts(call: Call) -> float:
     """
     length = call.get(_FACTORS[call.name][0]).shape[-1]
     parts = min(length / 64, MULTIPROCESSORS / max(_tiles(call), 1))
-    return math.sqrt(max(parts / USUAL_PARTS, 1.0))
+    return math.sqrt(max(parts, 1.0))
 
 
 def _parts_are_narrow(call: Call) -> bool:
@@ -127,18 +176,19 @@ def _parts_are_narrow(call: Call) -> bool:
     if call.device != "cuda" or _tiles(call) > MOST_TILES:
         return False
     settings = torch.backends.cuda.matmul
-    narrow = {
-        torch.bfloat16: "allow_bf16_reduced_precision_reduction",
-        torch.float16: "allow_fp16_reduced_precision_reduction",
-    }
-    found = [getattr(settings, narrow[each.dtype]) for each in call.narrow if each.dtype in narrow]
+    names = [_NARROW_PARTS[each.dtype] for each in call.narrow if each.dtype in _NARROW_PARTS]
+    found = [getattr(settings, name) for name in names]
     return any(bool(each[0] if isinstance(each, tuple) else each) for each in found)
 
 
-SPLIT, SPLIT_SD = 3.0, 0.35
-"""Largest error of adding the parts and its spread, in units of u_in and their root of squares."""
-MULTIPROCESSORS, USUAL_PARTS = 132, 1.0
-"""Parts that a large GPU may cut one tile's sum into, and those that SPLIT speaks of."""
+_NARROW_PARTS = {
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+}
+SPLIT, SPLIT_SD = 8.0, 1.25
+"""Largest error of adding narrow parts and its spread, in units of the spread that is measured."""
+MULTIPROCESSORS = 132
+"""Parts that a large GPU may cut one tile's sum into."""
 MOST_TILES = 1024
 """Outputs of more tiles keep a GPU busy without splitting sums."""
 _PLAIN = frozenset({"aten::mm", "aten::bmm"})

@@ -8,7 +8,7 @@ import torch
 
 from brickline.oracle.bounds import ACCUMULATOR, TF32, Budget, rule
 from brickline.oracle.calls import Call
-from brickline.oracle.contractions import BFLOAT16, SPLIT, SPLIT_SD, Exact, budgets, setting
+from brickline.oracle.contractions import BFLOAT16, Exact, budgets, setting
 
 _CONVOLUTIONS = """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu
     mkldnn_convolution _conv_depthwise2d conv_depthwise3d thnn_conv2d slow_conv3d
@@ -32,6 +32,10 @@ def convolution(call: Call, exact: Exact) -> list[Budget | None]:
     return [_rounded_inside(call, each, exact[0], weight) for each in made]
 
 
+ROUNDED_PARTS, ROUNDED_PARTS_SD = 6.0, 0.35
+"""Largest error of a narrow convolution's rounded parts and its spread, in u_in of their size."""
+
+
 def _rounded_inside(
     call: Call, budget: Budget | None, exact: torch.Tensor | None, weight: torch.Tensor
 ) -> Budget | None:
@@ -46,7 +50,7 @@ def _rounded_inside(
     likely = stored / 2
     if weight[0, 0].numel() > 1:
         parts = _root_of_squares(call)
-        stored, likely = stored + 2 * SPLIT * parts, likely + SPLIT_SD * parts
+        stored, likely = stored + ROUNDED_PARTS * parts, likely + ROUNDED_PARTS_SD * parts
     if budget.stored is not None:
         stored, likely = stored + budget.stored, likely + budget.stored / 4
     return replace(budget, stored=stored, stored_sd=likely)

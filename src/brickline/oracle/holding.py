@@ -47,6 +47,8 @@ class Held:
     allowed: str | None = None
     probed: bool = False
     """Whether the bound comes from perturbing the inputs, not from the operation's arithmetic."""
+    carried: bool = False
+    """Of a value that is not finite: whether an input was infinite."""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -78,7 +80,12 @@ def hold(call: Call, outputs: Sequence[torch.Tensor | None]) -> Held | None:
     except NoExactForm as error:
         origin = nonfinite.origin(call, outputs, None)
         if origin is not None:
-            return Held(Verdict.NONFINITE_ORIGIN, output=origin.output, reason=origin.kind)
+            return Held(
+                Verdict.NONFINITE_ORIGIN,
+                output=origin.output,
+                reason=origin.kind,
+                carried=origin.carried,
+            )
         return Held(Verdict.UNKNOWN, reason=f"no float64 form: {error}")
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -144,6 +151,7 @@ def _hold_whole(call: Call, given: Sequence[torch.Tensor | None]) -> Held:
             worst,
             verdict=Verdict.NONFINITE_ORIGIN,
             reason=origin.kind,
+            carried=origin.carried,
             output=origin.output,
             actual=found,
             exact=exact[origin.output],
@@ -324,7 +332,9 @@ def _probe(call: Call, exact: Sequence[torch.Tensor | None], number: int) -> Out
     generator = torch.Generator(device="cpu").manual_seed(0)
 
     def moved(each: object) -> object:
-        if not isinstance(each, torch.Tensor) or not each.dtype.is_floating_point:
+        if not isinstance(each, torch.Tensor):
+            return each
+        if not (each.dtype.is_floating_point or each.is_complex()):
             return each
         signs = torch.rand(each.shape, generator=generator, dtype=torch.float64) * 2 - 1
         return each * (1 + unit * signs.to(each.device))

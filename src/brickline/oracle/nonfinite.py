@@ -19,8 +19,8 @@ class Origin(NamedTuple):
 
     output: int
     kind: str
-    is_nan: bool
-    """NaN, or else an infinity."""
+    carried: bool = False
+    """Whether an input was infinite: the NaN is its consequence, unless it was meant as a mask."""
 
 
 def origin(
@@ -42,9 +42,9 @@ def origin(
         had_nan, had_inf = any(each[0] for each in before), any(each[1] for each in before)
         value = exact[number] if exact is not None and number < len(exact) else None
         if nan and not had_nan and not any(_is_not_finite(each, nan=True) for each in call.args):
-            return Origin(number, _kind_of_nan(call, had_inf), True)
+            return Origin(number, _kind_of_nan(call, had_inf), had_inf)
         if inf and not had_inf and not had_nan and not any(map(_is_not_finite, call.args)):
-            return Origin(number, _kind_of_infinity(call, each, value), False)
+            return Origin(number, _kind_of_infinity(call, each, value))
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from brickline.oracle.bounds import Budget, rule
+from brickline.oracle.bounds import Budget, finite_part, rule
 from brickline.oracle.calls import Call, exact_form
 
 Exact = Sequence[torch.Tensor | None]
@@ -27,7 +27,7 @@ def softmax(call: Call, exact: Exact) -> list[Budget | None]:
     value, made = call.wide("self"), exact[0]
     assert made is not None
     dim = int(call.get("dim", -1))
-    below = _finite(value.amax(dim, keepdim=True) - value) if value.numel() else value
+    below = finite_part(value.amax(dim, keepdim=True) - value) if value.numel() else value
     # On CPU, sums along other dimensions than the last are kept in the tensors' dtype.
     last = dim % max(value.dim(), 1) == value.dim() - 1
     stored = made.abs() if call.device == "cpu" and not last else None
@@ -40,7 +40,9 @@ def log_softmax(call: Call, exact: Exact) -> list[Budget | None]:
     value = call.wide("self")
     dim = int(call.get("dim", -1))
     top = value.amax(dim, keepdim=True) if value.numel() else value
-    magnitude = _finite(value.abs()) + _finite(top.abs()) + math.log(_extent(value, dim)) + 1
+    magnitude = (
+        finite_part(value.abs()) + finite_part(top.abs()) + math.log(_extent(value, dim)) + 1
+    )
     # On CPU, largest value and sum are kept in the tensors' dtype.
     stored = magnitude if call.device == "cpu" else None
     return [Budget(magnitude, _extent(value, dim), stored=stored, stored_sd=stored)]
@@ -52,7 +54,7 @@ def logsumexp(call: Call, exact: Exact) -> list[Budget | None]:
     value, made = call.wide("self"), exact[0]
     assert made is not None
     fan = max(value.numel() / max(made.numel(), 1), 1.0)
-    magnitude = made.abs() + _finite(value.abs()).max() * 0 + math.log(fan) + 1
+    magnitude = made.abs() + finite_part(value.abs()).max() * 0 + math.log(fan) + 1
     return [Budget(magnitude, fan, stored=magnitude)]
 
 
@@ -75,7 +77,7 @@ def log_softmax_backward(call: Call, exact: Exact) -> list[Budget | None]:
     """``g - exp(y) sum(g)``."""
     grad, value = call.wide("grad_output").abs(), call.wide("output")
     dim = int(call.get("dim", -1))
-    share = value.exp() * (1 + _finite(value.abs()))
+    share = value.exp() * (1 + finite_part(value.abs()))
     return [Budget(grad + share * grad.sum(dim, keepdim=True), _extent(value, dim))]
 
 
@@ -373,7 +375,7 @@ def loss(call: Call, exact: Exact) -> list[Budget | None]:
     value = exact[0]
     assert value is not None
     sizes: Any = [call.wide(each) for each in ("self", "target")]
-    reach = sum(_finite(each.abs()) for each in sizes) + 1
+    reach = sum(finite_part(each.abs()) for each in sizes) + 1
     grad = call.wide("grad_output")
     fan = float(sizes[0].numel())
     if grad is not None:
@@ -415,10 +417,6 @@ def _count(value: torch.Tensor, dims: tuple[int, ...]) -> float:
 
 def _extent(value: torch.Tensor, dim: int) -> float:
     return float(value.shape[dim]) if value.dim() else 1.0
-
-
-def _finite(value: torch.Tensor) -> torch.Tensor:
-    return torch.where(value.isfinite(), value, torch.zeros_like(value))
 
 
 # --- Forms without a float64 kernel, or that need what only the narrow kernel made ----------------

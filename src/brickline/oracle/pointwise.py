@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from brickline.oracle.bounds import Budget, rule
+from brickline.oracle.bounds import Budget, finite_part, rule
 from brickline.oracle.calls import Call, widen
 
 STEP = 2.0**-26
@@ -120,7 +120,7 @@ def _conditions(
                 if factor:
                     before = scalars[index]
                     scalars[index] = moved if before is None else before + moved
-    finite = [None if each is None else _finite(each) for each in total]
+    finite = [None if each is None else finite_part(each) for each in total]
     return finite, scalars
 
 
@@ -130,10 +130,6 @@ def _size(value: torch.Tensor) -> torch.Tensor:
         size = value.abs()
         return torch.stack([size, size], dim=-1)
     return value.abs()
-
-
-def _finite(value: torch.Tensor) -> torch.Tensor:
-    return torch.where(value.isfinite(), value, torch.zeros_like(value))
 
 
 def _gelu_backward(call: Call) -> torch.Tensor:

@@ -57,6 +57,19 @@ class Ratios:
         """Return the largest of the three; 1 is the clean limit."""
         return math.inf if self.nonfinite else max(self.element, self.rmse, self.bias)
 
+    @property
+    def evidence(self) -> dict[str, float]:
+        """Return what a finding shows of them."""
+        return {
+            "element": self.element,
+            "rmse": self.rmse,
+            "bias": self.bias,
+            "largest_error": self.largest,
+            "rmse_actual": self.rmse_actual,
+            "rmse_clean": self.rmse_clean,
+            "nonfinite": self.nonfinite,
+        }
+
 
 def measure(
     actual: torch.Tensor,
@@ -89,7 +102,7 @@ def measure(
     limit = None if bound is None else bound.detach().to(right.device).double().reshape(-1)
     vector, worst = _figures(left, right, other, extra, limit, kind, exact.shape)
     figures = vector.tolist()
-    return _ratios(figures, int(worst), limit is not None)
+    return _ratios(figures, int(worst))
 
 
 def _exact_ratios(left: torch.Tensor, right: torch.Tensor) -> Ratios:
@@ -202,7 +215,7 @@ def _from_margins(table: torch.Tensor) -> torch.Tensor:
     return table.mean(1, keepdim=True) * table.mean(0, keepdim=True) / total
 
 
-def _ratios(figures: list[float], worst: int, bounded: bool) -> Ratios:
+def _ratios(figures: list[float], worst: int) -> Ratios:
     element, rmse, bias, relative, largest, own, clean, wrong = figures
     return Ratios(
         element=element,

@@ -18,22 +18,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-_aten = torch.ops.aten
+from brickline.oracle.wide_products import is_large_product, product_in_parts
 
 MOVES = frozenset(
-    str(name)
-    for name in (
+    {
         "aten::embedding",
         "aten::index.Tensor",
         "aten::index_select",
         "aten::gather",
         "aten::slice_scatter",
         "aten::take",
-    )
+    }
 )
 """Operations that copy elements: executed as they are, so that a large table is not widened."""
-
-
 WARY = frozenset({"rms_norm"})
 """Functions that warn of a mixture of dtypes before they come to their operations."""
 
@@ -53,7 +50,10 @@ def is_narrow(value: Any) -> bool:
 
 
 def widened(value: Any) -> Any:
-    """Return a structure with its floating-point tensors in float64, exactly."""
+    """Return a structure with its floating-point tensors in float64, exactly.
+
+    Dtypes and complex tensors stay as they are; `calls.widen` widens those as well.
+    """
     return tree_map(lambda each: each.double() if is_narrow(each) else each, value)
 
 
@@ -67,7 +67,10 @@ def is_view(func: torch._ops.OpOverload) -> bool:
 
 @lru_cache(maxsize=4096)
 def written_arguments(func: torch._ops.OpOverload) -> tuple[int | str, ...]:
-    """Return which arguments the operation writes to, by position or keyword."""
+    """Return which arguments an operation writes to as its schema says, by position or keyword.
+
+    `calls.written` adds those that some schemas keep silent about.
+    """
     found: list[int | str] = []
     for number, each in enumerate(func._schema.arguments):
         if each.alias_info is not None and each.alias_info.is_write:
@@ -152,6 +155,8 @@ class Widened(TorchDispatchMode):
         """Run one operation wide."""
         if is_view(func) or func._schema.name in MOVES:
             return func(*args, **kwargs)
+        if is_large_product(func, args):
+            return product_in_parts(args, kwargs)
         wide_args = tuple(_wide_argument(each) for each in args)
         wide_kwargs = {name: _wide_argument(each) for name, each in kwargs.items()}
         written = written_arguments(func)
@@ -168,11 +173,10 @@ class Widened(TorchDispatchMode):
     ) -> Any:
         """Run an operation that refuses float64 in float32, if it takes that."""
         original = func.namespace == "aten"
-        narrow = torch.float32
 
         def narrowed(each: Any) -> Any:
             if isinstance(each, torch.Tensor) and each.dtype is torch.float64:
-                return each.to(narrow)
+                return each.float()
             return each
 
         try:
@@ -182,7 +186,7 @@ class Widened(TorchDispatchMode):
                 raise error from None
             result = func(*args, **kwargs)
         self.narrow_ops.add(str(func))
-        return tree_map(lambda each: each.double() if is_narrow(each) else each, result)
+        return widened(result)
 
     @staticmethod
     def _written_back(
@@ -222,6 +226,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _wide_argument(value: Any) -> Any:
+    """Return an argument of an operation wide, dtypes that it asks for included."""
     if isinstance(value, torch.Tensor):
         return value.double() if is_narrow(value) else value
     if isinstance(value, torch.dtype):

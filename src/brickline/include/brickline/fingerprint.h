@@ -17,11 +17,15 @@
 //         of products: threads may share a block in any way, and add up once, at the end.
 // SKETCH  sketch[bucket(i)] += sign(i) * x[i], for finite x. Linear: the sketch of a difference is
 //         the difference of the sketches, and its norm estimates that of the difference.
-//             place  = column ^ (4 * line ^ line % 4)     elements of a line never meet; those of a
-//                                                         column of the block neither
-//             sign   = bit `place` of the line's sign word
+//             place  = column ^ 8 (line % 8) ^ 4 (line / 8)   elements of a line never meet; those of
+//                                                         a column of the block neither
+//             sign   = bit (strip, place) of the block's sign words, turned where line % 4 is
+//                      place / 8 % 4
 //             bucket = place ^ turn(block)                6 bits, so that a column is everywhere
-//         The map does not depend on the dtype: sketches of f32 and bf16 can be compared.
+//         Four lines are a strip, so one line of four counts the other way round: of vectors of four,
+//         the four such combinations are orthogonal and keep the norm. A random sign a strip and place
+//         is all it needs then. The map does not depend on the dtype: sketches of f32 and bf16 can be
+//         compared.
 // STRIPES rows[k] and columns[k] are sums of finite values. The tensor is seen as a matrix whose
 //         columns are its last dimension. A row stripe is ceil(rows / 32) rows high, a column stripe
 //         4 * ceil(columns / 128) columns wide. Four elements from i = 4 n on are one quad, which
@@ -42,6 +46,7 @@ namespace brickline::fingerprint {
 inline constexpr int LINE = 64;      // elements of a line
 inline constexpr int LINES = 16;     // lines of a block
 inline constexpr int BLOCK = LINE * LINES;
+inline constexpr int STRIP = 4;      // lines that share a sign for each place
 inline constexpr int QUAD = 4;
 inline constexpr int QUADS = LINE / QUAD;
 inline constexpr int KEYS = 2 * BLOCK;  // words of the widest block
@@ -68,16 +73,24 @@ BRICKLINE_INLINE constexpr uint32_t folded(uint64_t number) {
     return static_cast<uint32_t>(number) ^ (static_cast<uint32_t>(number >> 32) * 0x9e3779b9u);
 }
 
-// Half a sign word: bits 32 * half ... 32 * half + 31 of a line, counted through the whole tensor.
-BRICKLINE_INLINE constexpr uint32_t signs_of(uint64_t line, uint32_t half) {
-    return mix32(folded(2 * line + half) + 0x3c6ef372u);
+// A sign word: of strips 2 * pair and 2 * pair + 1 of a block (bits 0 and on, and 16 and on), places
+// 16 * quarter to 16 * quarter + 15.
+BRICKLINE_INLINE constexpr uint32_t signs_of(uint64_t block, uint32_t pair, uint32_t quarter) {
+    return mix32(folded(block) + (4 * pair + quarter) * 0x9e3779b9u + 0x3c6ef372u);
 }
 // How a block turns places into buckets.
 BRICKLINE_INLINE constexpr uint32_t turn_of(uint64_t block) {
     return mix32(folded(block) + 0xdaa66d2bu) & (SKETCH_BUCKETS - 1);
 }
-BRICKLINE_INLINE constexpr int place_of(int line, int column) {
-    return column ^ (QUAD * line ^ line % QUAD);
+// How a line turns columns into places.
+BRICKLINE_INLINE constexpr uint32_t line_turn(uint32_t line) { return 8 * (line % 8) ^ 4 * (line / 8); }
+BRICKLINE_INLINE constexpr uint32_t place_of(uint32_t line, uint32_t column) {
+    return column ^ line_turn(line);
+}
+// Whether an element counts with the other sign.
+BRICKLINE_INLINE constexpr bool is_turned(uint64_t block, uint32_t line, uint32_t place) {
+    const uint32_t strip = line / STRIP, word = signs_of(block, strip / 2, place / 16);
+    return ((word >> (strip % 2 * 16 + place % 16) & 1) != 0) != (line % STRIP == place / 8 % STRIP);
 }
 
 struct Hash {
@@ -279,7 +292,7 @@ inline constexpr uint32_t PARTIAL_WORDS = 144;     // 64-bit words that a team l
 inline constexpr uint32_t COUNTER_BYTES = 256;     // before the first of those
 
 // Shared memory of a team: its own, and a double per stripe and thread.
-inline constexpr uint32_t TEAM_BYTES = 20176;
+inline constexpr uint32_t TEAM_BYTES = 30992;
 inline constexpr uint32_t THREAD_BYTES = STRIPES * 8;
 
 template <uint32_t COUNT>

@@ -2,9 +2,10 @@
 // fingerprint.h says what a fingerprint is; this file, which NVRTC alone reads, how threads share it.
 //
 // A warp takes one block of 1024 elements at a time. Of a line of 64, GROUP elements belong to each of
-// LANES threads: those whose PLACE the thread owns, so that a thread owns its buckets from the first
-// block to the last and the sketch stays in its registers. Since places are columns, turned, what a
-// thread loads is a permuted vector of the line, and a warp still loads whole lines.
+// LANES threads: those whose BUCKETS the thread owns from the first block to the last, so that the sketch
+// stays in its registers. Since places are columns, turned in groups, what a thread loads is a vector of
+// the line, and a warp still loads whole lines. Four lines, a strip, are loaded at a time, and the next
+// strip while the one before is added up.
 //
 // Nearly all blocks of large tensors are whole and lie in one cell of the stripes, and nearly all values
 // are usual. For them there is a path without branches, in which the additions of many elements overlap.
@@ -50,18 +51,33 @@ struct WarpSums {
     uint32_t row_stripe, column_stripe;
 };
 
-struct BlockFacts {
-    Hash factors;
-    uint64_t turn;
+// How far a warp is: its next block, and the cell of the stripes in which that begins.
+struct Walk {
+    uint64_t row, column;
+    uint64_t cell_row, cell_begin, cell_end;
+    uint32_t row_stripe, column_stripe, held_row, held_column;
+    uint32_t stripe_left, row_left, rows_left;  // how far the block's stripes and its row go
+    bool is_narrow, is_uniform, has_one_row_stripe;
 };
 
-// Shared memory of a team: one Partial, the keys, the parts of its warps, and the column stripes of
-// every thread for itself: columns[stripe * threads + thread]. Those are cleared by who needs them.
+inline constexpr uint32_t NO_STRIPE = ~0u;
+
+// What a thread needs now and then, kept out of the registers of its loop.
+template <class Value>
+using OfThreads = Value[256];
+
+// Shared memory of a team: one Partial, the keys, the parts of its warps and threads, and the column
+// stripes of every thread for itself: columns[stripe * threads + thread]. Those are cleared by who
+// needs them.
 struct TeamMemory {
     Partial sums;
     uint32_t key[KEYS];
     WarpSums warp[8];
-    BlockFacts facts[8][32];  // of the next blocks of each warp
+    Walk walk[8];
+    OfThreads<double> row_sum, column_sum;  // of the stripes that are held
+    OfThreads<double> low, high;
+    OfThreads<uint32_t> zeros, subnormals, saturated, owns_columns;
+    Hash factors[8][32];  // of the next blocks of each warp
     uint32_t is_last;
 };
 static_assert((sizeof(TeamMemory) + 15) / 16 * 16 == TEAM_BYTES, "");
@@ -87,8 +103,9 @@ BRICKLINE_INLINE Value sums_of_two(Value first, Value second, bool is_upper) {
     for (uint32_t mask = 8; mask; mask /= 2) mine += from_lane(mine, mask);
     return mine;
 }
-// A quotient; nearly always of numbers for which 32 bits suffice.
+// A quotient; nearly always of numbers for which 32 bits suffice, and in small tensors often 0.
 BRICKLINE_INLINE uint64_t quotient(uint64_t a, uint64_t b) {
+    if (a < b) return 0;
     if ((a | b) >> 32) return a / b;
     return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
@@ -99,14 +116,14 @@ BRICKLINE_INLINE double larger(double a, double b) { return b > a ? b : a; }
 
 // Values whose bits are a sign and a magnitude, one to a word or two, as the extremes of those bits.
 // Bits as signed numbers have the largest positive value on top, as unsigned ones the most negative.
-template <class T> struct Bits { static constexpr bool IS_KNOWN = false; };
+template <class T> struct Bits { static constexpr bool IS_KNOWN = false, IS_BF16 = false; };
 template <> struct Bits<float> {
-    static constexpr bool IS_KNOWN = true;
+    static constexpr bool IS_KNOWN = true, IS_BF16 = false;
     static constexpr uint32_t SIGN = 0x80000000u, TINY = 0x00800000u, MOST = 0x7f7fffffu;
 };
 template <uint32_t SMALLEST_NORMAL, uint32_t HIGHEST>
 struct HalfBits {
-    static constexpr bool IS_KNOWN = true;
+    static constexpr bool IS_KNOWN = true, IS_BF16 = HIGHEST == 0x7f7f;
     static constexpr uint32_t SIGN = 0x80008000u, TINY = SMALLEST_NORMAL * 0x10001u;
     static constexpr uint32_t MOST = HIGHEST * 0x10001u;
 };
@@ -184,19 +201,21 @@ class Taker {
     using Value = typename N::Value;
     static constexpr int GROUP = sizeof(T) >= 4 ? 4 : 8;  // elements of a line that a thread takes
     static constexpr int LANES = LINE / GROUP;            // threads of a line
-    static constexpr int LINES_AT_ONCE = 32 / LANES;
-    static constexpr int ROUNDS = LINES / LINES_AT_ONCE;  // lines of a thread, consecutive
+    static constexpr int ROUNDS = LANES / 8;              // strips of a thread in a block, consecutive
     static constexpr int WORDS = GROUP * sizeof(T) / 4;   // of a group
-    static constexpr int AHEAD = sizeof(T) == 2 || sizeof(T) == 4 ? 4 : 2;  // lines that are loaded together
     static constexpr bool HAS_RANGE = Bits<T>::IS_KNOWN;
-    static_assert(ROUNDS % 4 == 0, "of four lines it is fixed how each is turned");
+    static constexpr bool IS_BF16 = Bits<T>::IS_BF16;
 
     struct Raw {
         uint32_t word[WORDS];
     };
-    struct Lines {  // what a thread loads together, and where in the block it lies
-        Raw raw[AHEAD];
-        uint32_t at[AHEAD];
+    struct Lines {  // a thread's part of a strip, and where in the block it lies
+        Raw raw[STRIP];
+        uint32_t first;
+
+        // The line whose sign is turned comes first, then its neighbours. Numbers and turns of a
+        // strip's lines differ in bits that nothing else of `first` is made of.
+        BRICKLINE_INLINE uint32_t at(int line) const { return first ^ line * (LINE + line_turn(1)); }
     };
 
   public:
@@ -213,76 +232,97 @@ class Taker {
     __device__ void take() {
         const uint64_t stride = static_cast<uint64_t>(m_job.teams) * (blockDim.x / 32);
         const uint64_t blocks = (m_job.elements + BLOCK - 1) / BLOCK, first = first_block();
-        if (first >= blocks) return;
-        m_row = quotient(first * BLOCK, m_job.stripes.columns);
-        m_column = first * BLOCK - m_row * m_job.stripes.columns;
-        m_row_stripe = static_cast<uint32_t>(quotient(m_row, m_job.stripes.height));
-        m_held_row = m_row_stripe;
-        m_held_column = static_cast<uint32_t>(quotient(m_column, m_job.stripes.width));
+        clear_mine();
+        Walk walk = walk_from(first < blocks ? first * BLOCK : 0);
         const uint64_t whole = m_job.axes == 0 ? m_job.elements / BLOCK : 0;
         m_whole = first < whole ? static_cast<uint32_t>(quotient(whole - 1 - first, stride)) + 1 : 0;
         for (uint64_t block = first; block < blocks;) {
-            find_stripes();
-            double sum = 0;
-            if (m_number < m_whole && m_is_uniform) {
-                const uint32_t count = blocks_alike();
-                m_column += (count - 1) * m_job.step_columns;
-#pragma unroll 1
-                for (const uint32_t end = m_number + count; m_number < end; block += stride) {
-                    take_block<true>(block, stride, sum);
-                }
-                m_row_sum += sum;
-                m_column_sum += sum;
+            find_stripes(walk);
+            if (m_number < m_whole && walk.is_uniform) {
+                const uint32_t count = blocks_alike(walk);
+                walk.column += (count - 1) * m_job.step_columns;
+                keep(walk);
+                const double sum = take_alike(block, stride, count);
+                walk = m_team.walk[threadIdx.x / 32];
+                block += count * stride;
+                mine(m_team.row_sum) += sum;
+                mine(m_team.column_sum) += sum;
             } else {
                 own_columns();
-                take_block<false>(block, stride, sum);
+                take_block(walk, block, stride);
                 block += stride;
             }
-            m_row += m_job.step_rows;
-            m_column += m_job.step_columns;
-            if (m_column >= m_job.stripes.columns) {
-                m_column -= m_job.stripes.columns;
-                ++m_row;
+            walk.row += m_job.step_rows;
+            walk.column += m_job.step_columns;
+            if (walk.column >= m_job.stripes.columns) {
+                walk.column -= m_job.stripes.columns;
+                ++walk.row;
             }
         }
+        keep(walk);
     }
 
     // Leaves what this warp has to its team; all threads of the team come here.
     __device__ void give() {
-        WarpSums& mine = m_team.warp[threadIdx.x / 32];
+        WarpSums& left = m_team.warp[threadIdx.x / 32];
         const bool is_upper = m_lane >= 16;
-        turn_sums(0);
-        give_sketch(mine.sketch);
-        const double norm = sums_of_two(m_l1[0] + m_l1[1], m_squares[0] + m_squares[1], is_upper);
-        const double sum = sums_of_two(m_row_sum, m_column_sum, is_upper);
+        give_sketch(left.sketch);
+        const double norm = sums_of_two(m_l1, m_squares, is_upper);
+        const double sum = sums_of_two(mine(m_team.row_sum), mine(m_team.column_sum), is_upper);
         const uint64_t hash = sums_of_two(m_hash.low, m_hash.high, is_upper);
-        if constexpr (HAS_RANGE) m_range.extend(m_low, m_high);
-        Value low = m_low, high = m_high;
+        if constexpr (HAS_RANGE) extend_range();
+        double low = mine(m_team.low), high = mine(m_team.high);
         BRICKLINE_UNROLL
         for (uint32_t mask = 16; mask; mask /= 2) {
-            low = smaller(low, __shfl_xor_sync(ALL, low, mask));
-            high = larger(high, __shfl_xor_sync(ALL, high, mask));
+            low = smaller(low, from_lane(low, mask));
+            high = larger(high, from_lane(high, mask));
         }
         if (m_lane % 16 == 0) {
-            (is_upper ? mine.squares : mine.l1) = norm;
-            (is_upper ? mine.column : mine.row) = sum;
-            mine.hash[is_upper] = hash;
+            (is_upper ? left.squares : left.l1) = norm;
+            (is_upper ? left.column : left.row) = sum;
+            left.hash[is_upper] = hash;
         }
         if (m_lane == 0) {
-            mine.row_stripe = m_held_row, mine.column_stripe = m_held_column;
-            mine.low = low, mine.high = high;
+            const Walk& walk = m_team.walk[threadIdx.x / 32];
+            left.row_stripe = walk.held_row, left.column_stripe = walk.held_column;
+            left.low = low, left.high = high;
         }
-        if (__any_sync(ALL, m_zeros | m_subnormals | m_saturated)) {
-            add_to_team(m_team.sums.zeros, static_cast<uint64_t>(m_zeros));
-            add_to_team(m_team.sums.subnormals, static_cast<uint64_t>(m_subnormals));
-            add_to_team(m_team.sums.saturated, static_cast<uint64_t>(m_saturated));
+        const uint32_t zeros = mine(m_team.zeros), subnormals = mine(m_team.subnormals);
+        const uint32_t saturated = mine(m_team.saturated);
+        if (__any_sync(ALL, zeros | subnormals | saturated)) {
+            add_to_team(m_team.sums.zeros, static_cast<uint64_t>(zeros));
+            add_to_team(m_team.sums.subnormals, static_cast<uint64_t>(subnormals));
+            add_to_team(m_team.sums.saturated, static_cast<uint64_t>(saturated));
         }
     }
-    __device__ bool owns_columns() const { return m_owns_columns; }
+    __device__ bool owns_columns() const { return mine(m_team.owns_columns); }
 
   private:
     __device__ uint64_t first_block() const {
         return static_cast<uint64_t>(blockIdx.x - m_job.first_team) * (blockDim.x / 32) + threadIdx.x / 32;
+    }
+    template <class Value>
+    __device__ static Value& mine(OfThreads<Value>& values) { return values[threadIdx.x]; }
+
+    __device__ void clear_mine() {
+        mine(m_team.row_sum) = mine(m_team.column_sum) = 0;
+        mine(m_team.low) = 1e308 * 10, mine(m_team.high) = -1e308 * 10;
+        mine(m_team.zeros) = mine(m_team.subnormals) = mine(m_team.saturated) = 0;
+        mine(m_team.owns_columns) = 0;
+    }
+    __device__ Walk walk_from(uint64_t index) const {
+        Walk walk = {};
+        walk.row = quotient(index, m_job.stripes.columns);
+        walk.column = index - walk.row * m_job.stripes.columns;
+        walk.cell_row = ~0ull;
+        walk.row_stripe = walk.held_row = static_cast<uint32_t>(quotient(walk.row, m_job.stripes.height));
+        walk.held_column = NO_STRIPE;
+        return walk;
+    }
+    // For all lanes, which hold the same.
+    __device__ void keep(const Walk& walk) {
+        if (m_lane == 0) m_team.walk[threadIdx.x / 32] = walk;
+        __syncwarp();
     }
     __device__ void add_to_team(uint64_t& to, uint64_t value) {
         value = sum_over_warp(value);
@@ -290,6 +330,14 @@ class Taker {
     }
     // Threads with the same places add up: each time one half of them takes one half of the places.
     __device__ void give_sketch(double* sketch) {
+        if (GROUP > QUAD && m_lane >= 16) {  // whose elements were those of the other half of the group
+            BRICKLINE_UNROLL
+            for (int k = 0; k < QUAD; ++k) {
+                const double kept = m_sketch[k];
+                m_sketch[k] = m_sketch[k ^ GROUP / 2];
+                m_sketch[k ^ GROUP / 2] = kept;
+            }
+        }
         uint32_t at = m_lane % LANES * GROUP;
         int count = GROUP;
         BRICKLINE_UNROLL
@@ -310,102 +358,162 @@ class Taker {
     }
 
     // How many blocks of this warp from this one on, which is whole, are whole and in its cell.
-    __device__ uint32_t blocks_alike() const {
+    __device__ uint32_t blocks_alike(const Walk& walk) const {
         if (m_job.step_rows) return 1;
         const uint64_t left = m_whole - m_number - 1;
-        const uint64_t here = quotient(m_cell_end - BLOCK - m_column, m_job.step_columns);
+        if (!left) return 1;
+        const uint64_t here = quotient(walk.cell_end - BLOCK - walk.column, m_job.step_columns);
         return static_cast<uint32_t>(left < here ? left : here) + 1;
     }
 
-    // A block; IS_FAST: it is whole, contiguous, and in one cell of the stripes.
-    template <bool IS_FAST>
-    __device__ __forceinline__ void take_block(uint64_t block, uint64_t stride, double& sum) {
-        BlockFacts* const facts = m_team.facts[threadIdx.x / 32];
-        if (m_number % 32 == 0) {  // 32 lanes find those of 32 blocks at once
-            const uint64_t mine = block + m_lane * stride;
+    // Which group of places this thread has in a block.
+    __device__ uint32_t group_of(uint32_t turn) const { return (m_lane % LANES) ^ (turn / GROUP); }
+
+    // The signs of a block: bit 16 * round + k belongs to element k of the lines of that round.
+    __device__ uint32_t my_signs(uint64_t block, uint32_t group) const {
+        const uint32_t place = group * GROUP, pair = m_lane / 16;
+        uint32_t signs = signs_of(block, pair, place / 16) >> place % 16;
+        if constexpr (GROUP > QUAD) {
+            signs >>= m_lane / 8 % 2 * 16;
+            if (pair) signs = signs >> QUAD & 0xf | signs << QUAD;
+        }
+        return signs;
+    }
+    // By what a and b of a block count; 32 lanes find it for 32 blocks at once.
+    __device__ Hash my_factors(uint64_t block, uint64_t stride) {
+        Hash* const factors = m_team.factors[threadIdx.x / 32];
+        if (m_number % 32 == 0) {
             __syncwarp();
-            facts[m_lane] = {factors_of(mine), turn_of(mine)};
+            factors[m_lane] = factors_of(block + m_lane * stride);
             __syncwarp();
         }
-        const Hash factors = facts[m_number % 32].factors;
-        const uint32_t turn = static_cast<uint32_t>(facts[m_number % 32].turn);
+        return factors[m_number % 32];
+    }
+
+    // `count` blocks, which are whole, contiguous, and in one cell of the stripes.
+    __device__ __forceinline__ double take_alike(uint64_t block, uint64_t stride, uint32_t count) {
+        double sum = 0;
+        uint32_t next_turn = turn_of(block);
+        Lines next = located(0, next_turn);
+        load_lines(block, next);
+#pragma unroll 1
+        for (const uint32_t end = m_number + count; m_number < end; block += stride) {
+            const uint32_t turn = next_turn;
+            const Hash factors = my_factors(block, stride);
+            const bool has_next = ++m_number < end;
+            if (m_number + 1 < end) fetch(block + 2 * stride);
+            const uint32_t signs = my_signs(block, group_of(turn));
+            uint64_t a = 0, b = 0;
+            next_turn = turn_of(block + stride);
+            BRICKLINE_UNROLL
+            for (int round = 0; round < ROUNDS; ++round) {
+                Lines lines = next;
+                if (round + 1 < ROUNDS) {
+                    next = located(round + 1, turn);
+                    load_lines(block, next);
+                } else if (has_next) {
+                    next = located(0, next_turn);
+                    load_lines(block + stride, next);
+                }
+                sum += take_strip<true>(nullptr, block, lines, true, turn, signs >> 16 * round, a, b);
+            }
+            m_hash.add({a * factors.low, b * factors.high});
+        }
+        return sum;
+    }
+
+    // Any block.
+    __device__ __forceinline__ void take_block(const Walk& walk, uint64_t block, uint64_t stride) {
+        const Hash factors = my_factors(block, stride);
         const bool is_whole = m_number < m_whole;
         if (++m_number < m_whole) fetch(block + stride);
-        turn_sums(turn % GROUP);
-        const uint32_t place_group = (m_lane % LANES) ^ (turn / GROUP);
-        const uint32_t first_line = m_lane / LANES * ROUNDS;
-        const uint32_t half = signs_of(block * LINES + m_lane % 16, m_lane / 16);
-        const uint32_t sign_lane = first_line + place_group * GROUP / 32 * 16;
-        const SignLanes signs = {half, sign_lane, place_group * GROUP % 32};
+        const uint32_t turn = turn_of(block);
+        uint32_t signs = my_signs(block, group_of(turn));
         uint64_t a = 0, b = 0;
-        if constexpr (IS_FAST) {
-            BRICKLINE_UNROLL
-            for (int from = 0; from < ROUNDS; from += AHEAD) {
-                Lines lines = located(first_line + from, place_group);
-                load_lines(block, lines);
-                take_lines<true>(block, from, from % 4, lines, true, signs, sum, a, b);
-            }
-        } else {
 #pragma unroll 1
-            for (uint32_t from = 0; from < ROUNDS; from += 4) {
-                BRICKLINE_UNROLL
-                for (int part = 0; part < 4; part += AHEAD) {
-                    Lines lines = located(first_line + from + part, place_group);
-                    if (is_whole) load_lines(block, lines);
-                    else lines = gathered(m_job, block, lines);
-                    take_lines<false>(block, from + part, part, lines, is_whole, signs, sum, a, b);
-                }
-            }
+        for (int round = 0; round < ROUNDS; ++round) {
+            Lines lines = located(round, turn);
+            if (is_whole) load_lines(block, lines);
+            else lines = gathered(m_job, block, lines);
+            take_strip<false>(&walk, block, lines, is_whole, turn, signs, a, b);
+            signs >>= 16;
         }
         m_hash.add({a * factors.low, b * factors.high});
     }
 
-    struct SignLanes {  // which lane has a line's signs, and where in its word they are
-        uint32_t word, lane, shift;
-    };
-
-    // Where lines `line` and on of a block have what belongs to this thread.
-    __device__ static Lines located(uint32_t line, uint32_t place_group) {
+    // Where a strip has what belongs to this thread.
+    __device__ Lines located(uint32_t round, uint32_t turn) const {
         Lines lines;
-        BRICKLINE_UNROLL
-        for (uint32_t k = 0; k < AHEAD; ++k) {
-            lines.at[k] = (line + k) * LINE + (place_group ^ (QUAD * (line + k) / GROUP)) * GROUP;
-        }
+        const uint32_t line = (m_lane / LANES * ROUNDS + round) * STRIP;
+        const uint32_t place = group_of(turn) * GROUP;
+        lines.first = line * LINE + (place ^ line_turn(line) / GROUP * GROUP);
+        lines.first ^= place / 8 % STRIP * (LINE + line_turn(1));
         return lines;
     }
 
-    // Lines `from` and on of this thread, AHEAD of them; `part` is known to be from % 4.
+    // One strip; IS_FAST: all of it lies in one cell of the stripes, whose sum is asked for.
     template <bool IS_FAST>
-    __device__ __forceinline__ void take_lines(uint64_t block, uint32_t from, int part, Lines& lines,
-                                               bool is_whole, const SignLanes& signs, double& sum,
-                                               uint64_t& a, uint64_t& b) {
-        BRICKLINE_UNROLL
-        for (int k = 0; k < AHEAD; ++k) hash_group(lines.raw[k], lines.at[k], a, b);
+    __device__ __forceinline__ double take_strip(const Walk* walk, uint64_t block, Lines& lines, bool is_whole,
+                                                 uint32_t turn, uint32_t signs, uint64_t& a, uint64_t& b) {
+        hash_lines(lines, a, b);
         check(lines, block, is_whole);
+        double given[GROUP], quad[STRIP], sum = 0;
         BRICKLINE_UNROLL
-        for (int k = 0; k < AHEAD; ++k) {
-            const uint32_t word = __shfl_sync(ALL, signs.word, signs.lane + from + k);
-            const int line = part + k;  // of four
-            const int turn = (QUAD * line ^ line) % GROUP;
-            sum_group<IS_FAST>(lines.raw[k], turn, word >> signs.shift, lines.at[k], sum);
-        }
-    }
-
-    // Sums are kept by place; where places meet buckets changes with the block.
-    __device__ void turn_sums(uint32_t turn) {
-        const uint32_t change = turn ^ m_turn;
-        m_turn = turn;
-        BRICKLINE_UNROLL
-        for (int bit = 1; bit < GROUP; bit *= 2) {
-            if (!(change & bit)) continue;
+        for (int k = 0; k < GROUP; ++k) {
+            double x[STRIP];
             BRICKLINE_UNROLL
-            for (int k = 0; k < GROUP; ++k) {
-                if (k & bit) continue;
-                const double kept = m_sketch[k];
-                m_sketch[k] = m_sketch[k | bit];
-                m_sketch[k | bit] = kept;
+            for (int line = 0; line < STRIP; ++line) x[line] = value_at(lines.raw[line], k);
+            const double three = (x[1] + x[2]) + x[3];
+            given[k] = turned_sign(three - x[0], signs << (31 - k));
+            if constexpr (IS_FAST) sum += three + x[0];
+            if constexpr (!IS_FAST) {
+                BRICKLINE_UNROLL
+                for (int line = 0; line < STRIP; ++line) {
+                    quad[line] = k % QUAD ? quad[line] + x[line] : x[line];
+                    if (k % QUAD == QUAD - 1) add_quad(*walk, lines.at(line) + k / QUAD * QUAD, quad[line]);
+                }
+            }
+            m_l1 += (fabs(x[0]) + fabs(x[1])) + (fabs(x[2]) + fabs(x[3]));
+            BRICKLINE_UNROLL
+            for (int line = 0; line < STRIP; ++line) {
+                m_squares = platform::fma(x[line], x[line], m_squares);
             }
         }
+        add_turned(turn, given);
+        return sum;
+    }
+    __device__ static Value value_at(const Raw& raw, int k) {
+        if constexpr (IS_BF16) {  // which the compiler would do in two steps
+            return platform::float_of(k % 2 ? raw.word[k / 2] & 0xffff0000u : raw.word[k / 2] << 16);
+        } else {
+            T element[GROUP];
+            platform::copy_bits(element, raw);
+            return value_of(element[k]);
+        }
+    }
+    // The value, with the other sign where the upper bit is set.
+    __device__ static double turned_sign(double value, uint32_t bits) {
+        const int high = __double2hiint(value) ^ static_cast<int>(bits & 0x80000000u);
+        return __hiloint2double(high, __double2loint(value));
+    }
+
+    // Sums by place to those by bucket. All lanes turn alike.
+    __device__ __forceinline__ void add_turned(uint32_t turn, const double (&given)[GROUP]) {
+        switch (turn % GROUP) {
+            case 0: return add_to_buckets<0>(given);
+            case 1: return add_to_buckets<1>(given);
+            case 2: return add_to_buckets<2>(given);
+            case 3: return add_to_buckets<3>(given);
+            case 4: return add_to_buckets<4 % GROUP>(given);
+            case 5: return add_to_buckets<5 % GROUP>(given);
+            case 6: return add_to_buckets<6 % GROUP>(given);
+            default: return add_to_buckets<7 % GROUP>(given);
+        }
+    }
+    template <int TURN>
+    __device__ __forceinline__ void add_to_buckets(const double (&given)[GROUP]) {
+        BRICKLINE_UNROLL
+        for (int k = 0; k < GROUP; ++k) m_sketch[k ^ TURN] += given[k];
     }
 
     // --- Elements ---
@@ -423,18 +531,18 @@ class Taker {
     __device__ void load_lines(uint64_t block, Lines& lines) const {
         const char* const data = reinterpret_cast<const char*>(m_job.data + block * (BLOCK * sizeof(T)));
         BRICKLINE_UNROLL
-        for (int k = 0; k < AHEAD; ++k) {
-            lines.raw[k] = platform::load_streamed<Raw>(data + lines.at[k] * sizeof(T));
+        for (int k = 0; k < STRIP; ++k) {
+            lines.raw[k] = platform::load_streamed<Raw>(data + lines.at(k) * sizeof(T));
         }
     }
 
     // One by one, by strides; zeros beyond the end.
     __device__ __noinline__ static Lines gathered(const Job& job, uint64_t block, Lines lines) {
         BRICKLINE_UNROLL
-        for (int line = 0; line < AHEAD; ++line) {
+        for (int line = 0; line < STRIP; ++line) {
             T element[GROUP];
             BRICKLINE_UNROLL
-            for (int k = 0; k < GROUP; ++k) element[k] = at_index(job, block * BLOCK + lines.at[line] + k);
+            for (int k = 0; k < GROUP; ++k) element[k] = at_index(job, block * BLOCK + lines.at(line) + k);
             platform::copy_bits(lines.raw[line], element);
         }
         return lines;
@@ -454,92 +562,106 @@ class Taker {
 
     // --- Hash ---
 
-    __device__ void hash_group(const Raw& raw, uint32_t at, uint64_t& a, uint64_t& b) const {
-        const Raw key = platform::load<Raw>(m_team.key + at * sizeof(T) / 4);
-        uint32_t t[WORDS];
-        BRICKLINE_UNROLL
-        for (int k = 0; k < WORDS; ++k) t[k] = raw.word[k] + key.word[k];
-        if constexpr (WORDS == 2) {  // the other half of the sixteen bytes is the neighbour's
-            const uint32_t crossed = __shfl_xor_sync(ALL, t[1], 1);
-            a += static_cast<uint64_t>(t[0]) * t[1];
-            b += static_cast<uint64_t>(t[0]) * crossed;
-        } else {
+    __device__ __forceinline__ void hash_lines(const Lines& lines, uint64_t& a, uint64_t& b) const {
+        uint32_t crossed[STRIP];
+        if constexpr (WORDS == 2) {
+            // The other half of the sixteen bytes is the neighbour's, who has the lines the other way round.
             BRICKLINE_UNROLL
-            for (int k = 0; k < WORDS; k += 4) {
-                a += static_cast<uint64_t>(t[k]) * t[k + 1];
-                a += static_cast<uint64_t>(t[k + 2]) * t[k + 3];
-                b += static_cast<uint64_t>(t[k]) * t[k + 3];
-                b += static_cast<uint64_t>(t[k + 2]) * t[k + 1];
+            for (int line = 0; line < STRIP; ++line) {
+                crossed[line] = __shfl_xor_sync(ALL, keyed(lines, line ^ 1).word[1], 1);
             }
         }
+        BRICKLINE_UNROLL
+        for (int line = 0; line < STRIP; ++line) {
+            const Raw t = keyed(lines, line);
+            if constexpr (WORDS == 2) {
+                a += static_cast<uint64_t>(t.word[0]) * t.word[1];
+                b += static_cast<uint64_t>(t.word[0]) * crossed[line];
+            } else {
+                BRICKLINE_UNROLL
+                for (int k = 0; k < WORDS; k += 4) {
+                    a += static_cast<uint64_t>(t.word[k]) * t.word[k + 1];
+                    a += static_cast<uint64_t>(t.word[k + 2]) * t.word[k + 3];
+                    b += static_cast<uint64_t>(t.word[k]) * t.word[k + 3];
+                    b += static_cast<uint64_t>(t.word[k + 2]) * t.word[k + 1];
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ Raw keyed(const Lines& lines, int line) const {
+        Raw t = platform::load<Raw>(m_team.key + lines.at(line) * sizeof(T) / 4);
+        BRICKLINE_UNROLL
+        for (int k = 0; k < WORDS; ++k) t.word[k] += lines.raw[line].word[k];
+        return t;
     }
 
     // --- Stripes ---
 
     // Where the block begins, and how far its stripes and its row go, at most 2 * BLOCK. Most blocks
     // of wide tensors lie in the cell of the one before.
-    __device__ void find_stripes() {
+    __device__ void find_stripes(Walk& walk) {
         const Stripes& stripes = m_job.stripes;
-        if (m_row == m_cell_row && m_column >= m_cell_begin && m_column + BLOCK <= m_cell_end) return;
-        m_column_stripe = static_cast<uint32_t>(quotient(m_column / QUAD, stripes.width / QUAD));
-        m_cell_row = m_row;
-        m_cell_begin = m_column_stripe * stripes.width;
-        m_cell_end = m_cell_begin + stripes.width;
-        if (m_cell_end > stripes.columns) m_cell_end = stripes.columns;
-        m_is_narrow = stripes.columns < NARROW;
-        m_stripe_left = clipped(m_cell_begin + stripes.width - m_column);
-        m_row_left = clipped(stripes.columns - m_column);
-        while (m_row >= (m_row_stripe + 1ull) * stripes.height) ++m_row_stripe;
-        m_rows_left = clipped((m_row_stripe + 1ull) * stripes.height - m_row);
-        m_is_uniform = m_column + BLOCK <= m_cell_end;
+        if (walk.row == walk.cell_row && walk.column >= walk.cell_begin && walk.column + BLOCK <= walk.cell_end) return;
+        walk.column_stripe = static_cast<uint32_t>(quotient(walk.column / QUAD, stripes.width / QUAD));
+        walk.cell_row = walk.row;
+        walk.cell_begin = walk.column_stripe * stripes.width;
+        walk.cell_end = walk.cell_begin + stripes.width;
+        if (walk.cell_end > stripes.columns) walk.cell_end = stripes.columns;
+        walk.is_narrow = stripes.columns < NARROW;
+        walk.stripe_left = clipped(walk.cell_begin + stripes.width - walk.column);
+        walk.row_left = clipped(stripes.columns - walk.column);
+        while (walk.row >= (walk.row_stripe + 1ull) * stripes.height) ++walk.row_stripe;
+        walk.rows_left = clipped((walk.row_stripe + 1ull) * stripes.height - walk.row);
+        walk.is_uniform = walk.column + BLOCK <= walk.cell_end;
         // Whether no row of the block is beyond its row stripe.
-        m_has_one_row_stripe = m_rows_left > BLOCK || m_rows_left * stripes.columns >= BLOCK + m_column;
-        if (m_row_stripe != m_held_row) flush_row(m_row_stripe);
-        if (m_column_stripe != m_held_column) flush_column(m_column_stripe);
+        walk.has_one_row_stripe = walk.rows_left > BLOCK || walk.rows_left * stripes.columns >= BLOCK + walk.column;
+        if (walk.row_stripe != walk.held_row) flush_row(walk);
+        if (walk.held_column == NO_STRIPE) walk.held_column = walk.column_stripe;
+        if (walk.column_stripe != walk.held_column) flush_column(walk);
     }
     __device__ static uint32_t clipped(uint64_t length) {
         return static_cast<uint32_t>(length < 2 * BLOCK ? length : 2 * BLOCK);
     }
 
     // Adds a quad to the stripes of its first element, `at` elements into the block.
-    __device__ void add_quad(uint32_t at, double sum) {
-        uint32_t rows = at >= m_row_left, column;
-        if (m_is_narrow) {
+    __device__ void add_quad(const Walk& walk, uint32_t at, double sum) {
+        uint32_t rows = at >= walk.row_left, column;
+        if (walk.is_narrow) {
             const uint32_t columns = static_cast<uint32_t>(m_job.stripes.columns);
-            uint32_t place = static_cast<uint32_t>(m_column) + at;
+            uint32_t place = static_cast<uint32_t>(walk.column) + at;
             if (columns < BLOCK) rows = columns == 1 ? place : __umulhi(place, m_job.row_magic);
             place -= rows * columns;
             column = m_job.column_magic ? __umulhi(place / QUAD, m_job.column_magic) : place / QUAD;
         } else {
-            column = rows ? 0 : m_column_stripe + (at >= m_stripe_left);
+            column = rows ? 0 : walk.column_stripe + (at >= walk.stripe_left);
         }
         m_columns[column * blockDim.x] += sum;
-        if (m_has_one_row_stripe) {
-            m_row_sum += sum;
+        if (walk.has_one_row_stripe) {
+            mine(m_team.row_sum) += sum;
         } else {
-            uint32_t stripe = m_row_stripe;
-            if (rows >= m_rows_left) {
-                stripe += 1 + (rows - m_rows_left) / static_cast<uint32_t>(m_job.stripes.height);
+            uint32_t stripe = walk.row_stripe;
+            if (rows >= walk.rows_left) {
+                stripe += 1 + (rows - walk.rows_left) / static_cast<uint32_t>(m_job.stripes.height);
             }
             atomicAdd(&m_team.sums.rows[stripe < STRIPES ? stripe : 0], sum);
         }
     }
     // All threads of the warp hold the same stripe, and come here together.
-    __device__ void flush_row(uint32_t next) {
-        const double sum = sum_over_warp(m_row_sum);
-        if (m_lane == 0) atomicAdd(&m_team.sums.rows[m_held_row], sum);
-        m_row_sum = 0;
-        m_held_row = next;
+    __device__ void flush_row(Walk& walk) {
+        const double sum = sum_over_warp(mine(m_team.row_sum));
+        if (m_lane == 0) atomicAdd(&m_team.sums.rows[walk.held_row], sum);
+        mine(m_team.row_sum) = 0;
+        walk.held_row = walk.row_stripe;
     }
-    __device__ void flush_column(uint32_t next) {
+    __device__ void flush_column(Walk& walk) {
         own_columns();
-        m_columns[m_held_column * blockDim.x] += m_column_sum;
-        m_column_sum = 0;
-        m_held_column = next;
+        m_columns[walk.held_column * blockDim.x] += mine(m_team.column_sum);
+        mine(m_team.column_sum) = 0;
+        walk.held_column = walk.column_stripe;
     }
     __device__ void own_columns() {
-        if (m_owns_columns) return;
-        m_owns_columns = true;
+        if (mine(m_team.owns_columns)) return;
+        mine(m_team.owns_columns) = 1;
         for (uint32_t k = 0; k < STRIPES; ++k) m_columns[k * blockDim.x] = 0;
     }
 
@@ -550,7 +672,7 @@ class Taker {
         if constexpr (HAS_RANGE) {
             auto range = m_range;
             BRICKLINE_UNROLL
-            for (int line = 0; line < AHEAD; ++line) {
+            for (int line = 0; line < STRIP; ++line) {
                 BRICKLINE_UNROLL
                 for (int k = 0; k < WORDS; k += 2) {
                     range.add(lines.raw[line].word[k], lines.raw[line].word[k + 1]);
@@ -558,117 +680,97 @@ class Taker {
             }
             if (is_whole && range.is_usual()) m_range = range;
             else check_each(lines, block);
-        } else {
-            check_values(lines, block, is_whole);
+        } else if (!is_whole || !check_values(lines)) {
+            check_each(lines, block);
         }
     }
-    __device__ void check_values(Lines& lines, uint64_t block, bool is_whole) {
+    // Whether all values are usual; then their extremes are known.
+    __device__ __forceinline__ bool check_values(const Lines& lines) {
         constexpr Value MOST = N::LOWEST < 0 && -N::LOWEST < N::HIGHEST ? -N::LOWEST : N::HIGHEST;
-        bool is_usual = is_whole;
-        Value low = m_low, high = m_high;
+        bool is_usual = true;
+        Value low = value_at(lines.raw[0], 0), high = low;
         BRICKLINE_UNROLL
-        for (int line = 0; line < AHEAD; ++line) {
-            T element[GROUP];
-            platform::copy_bits(element, lines.raw[line]);
+        for (int line = 0; line < STRIP; ++line) {
             BRICKLINE_UNROLL
             for (int k = 0; k < GROUP; ++k) {
-                const Value x = value_of(element[k]), size = magnitude(x);
+                const Value x = value_at(lines.raw[line], k), size = magnitude(x);
                 is_usual = is_usual && size >= N::TINY && size < MOST;
                 low = smaller(low, x);
                 high = larger(high, x);
             }
         }
-        if (is_usual) {
-            m_low = low, m_high = high;
-            return;
-        }
-        check_each(lines, block);
+        if (!is_usual) return false;
+        mine(m_team.low) = smaller(mine(m_team.low), static_cast<double>(low));
+        mine(m_team.high) = larger(mine(m_team.high), static_cast<double>(high));
+        return true;
     }
-    __device__ void check_each(Lines& lines, uint64_t block) {
-        const Checked found = checked({lines, m_low, m_high}, block * BLOCK, m_job, m_team.sums);
-        m_low = found.low, m_high = found.high;
-        m_zeros += found.counts & 0xff;
-        m_subnormals += found.counts >> 8 & 0xff;
-        m_saturated += found.counts >> 16;
-        if constexpr (N::HAS_NONFINITE) {
+    __device__ void extend_range() {
+        float low = static_cast<float>(mine(m_team.low)), high = static_cast<float>(mine(m_team.high));
+        m_range.extend(low, high);
+        mine(m_team.low) = low, mine(m_team.high) = high;
+    }
+    // One line after the other: the first of four is looked at, and put behind the others.
+    __device__ __forceinline__ void check_each(Lines& lines, uint64_t block) {
+        const uint64_t first = block * BLOCK, left = m_job.elements - first;
+#pragma unroll 1
+        for (int line = 0; line < STRIP; ++line) {
+            const uint32_t at = lines.at(line);
+            const Raw raw = looked_at(lines.raw[0], first + at, at < left ? left - at : 0);
             BRICKLINE_UNROLL
-            for (int line = 0; line < AHEAD; ++line) {
-                T element[GROUP];
-                platform::copy_bits(element, lines.raw[line]);
-                BRICKLINE_UNROLL
-                for (int k = 0; k < GROUP; ++k) {
-                    if (!(magnitude(value_of(element[k])) <= N::HIGHEST)) element[k] = T();
-                }
-                platform::copy_bits(lines.raw[line], element);
-            }
+            for (int k = 1; k < STRIP; ++k) lines.raw[k - 1] = lines.raw[k];
+            lines.raw[STRIP - 1] = raw;
         }
     }
-
-    struct Given {
-        Lines lines;
-        Value low, high;
-    };
-    struct Checked {
-        Value low, high;
-        uint32_t counts;  // zeros, subnormals and saturated, eight bits each
-    };
-    // Looks at every element by itself.
-    __device__ __noinline__ static Checked checked(Given given, uint64_t first, const Job& job,
-                                                   Partial& sums) {
-        Checked found = {given.low, given.high, 0};
+    // Counts what is unusual in a group, of which `left` elements are within the tensor. What is not
+    // finite is zero in what it returns.
+    __device__ __forceinline__ Raw looked_at(const Raw& raw, uint64_t index, uint64_t left) {
+        double low = mine(m_team.low), high = mine(m_team.high);
+        uint32_t zeros = 0, subnormals = 0, saturated = 0, nonfinite = 0;
         BRICKLINE_UNROLL
-        for (int line = 0; line < AHEAD; ++line) {
-            T element[GROUP];
-            platform::copy_bits(element, given.lines.raw[line]);
-            BRICKLINE_UNROLL
-            for (int k = 0; k < GROUP; ++k) {
-                const Value x = value_of(element[k]), size = magnitude(x);
-                const uint64_t index = first + given.lines.at[line] + k;
-                if (index >= job.elements) continue;
-                if (N::HAS_NONFINITE && !(size <= N::HIGHEST)) {
-                    count_nonfinite(sums, x, index);
-                    continue;
-                }
-                found.counts += x == 0 ? 1 : size < N::TINY ? 1 << 8 : 0;
-                found.counts += x == N::LOWEST || x == N::HIGHEST ? 1 << 16 : 0;
-                found.low = smaller(found.low, x);
-                found.high = larger(found.high, x);
-            }
+        for (int k = 0; k < GROUP; ++k) {
+            const Value x = value_at(raw, k), size = magnitude(x);
+            const bool is_finite = !N::HAS_NONFINITE || size <= N::HIGHEST;
+            if (!is_finite) nonfinite |= 1u << k;
+            if (!is_finite || k >= left) continue;
+            zeros += x == 0;
+            subnormals += x != 0 && size < N::TINY;
+            saturated += x == N::LOWEST || x == N::HIGHEST;
+            low = smaller(low, static_cast<double>(x));
+            high = larger(high, static_cast<double>(x));
         }
-        return found;
+        mine(m_team.low) = low, mine(m_team.high) = high;
+        mine(m_team.zeros) += zeros;
+        mine(m_team.subnormals) += subnormals;
+        mine(m_team.saturated) += saturated;
+        if (N::HAS_NONFINITE && nonfinite) return without_nonfinite(raw, nonfinite, index);
+        return raw;
     }
-    __device__ __noinline__ static void count_nonfinite(Partial& sums, Value x, uint64_t index) {
-        using Word = unsigned long long;
-        Counts counts = {0, 0, 0, 0, 0, ~0ull, ~0ull, 0};
-        count_unusual<T>(counts, x, index);
-        atomicAdd(reinterpret_cast<Word*>(counts.nan ? &sums.nan : &sums.inf), 1ull);
-        atomicMin(reinterpret_cast<Word*>(counts.nan ? &sums.first_nan : &sums.first_inf),
-                  static_cast<Word>(index));
-        atomicAdd(reinterpret_cast<Word*>(&sums.nonfinite_hash),
-                  static_cast<Word>(counts.nonfinite_hash));
-    }
-
-    // Sketch, norms and stripes.
-    template <bool IS_FAST>
-    __device__ __forceinline__ void sum_group(const Raw& raw, int turn, uint32_t signs, uint32_t at,
-                                              double& sum) {
+    __device__ __forceinline__ Raw without_nonfinite(const Raw& raw, uint32_t nonfinite, uint64_t index) {
         T element[GROUP];
         platform::copy_bits(element, raw);
-        BRICKLINE_UNROLL
-        for (int quad = 0; quad < GROUP; quad += QUAD) {
-            double wide[QUAD];
+#pragma unroll 1
+        for (int number = 0; number < GROUP; ++number) {
+            if (!(nonfinite >> number & 1)) continue;
+            Value x = 0;
             BRICKLINE_UNROLL
-            for (int k = 0; k < QUAD; ++k) {
-                wide[k] = value_of(element[quad + k]);
-                const int place = (quad + k) ^ turn;
-                m_sketch[place] = platform::fma(wide[k], signs >> place & 1 ? -1.0 : 1.0, m_sketch[place]);
-                m_l1[k & 1] += fabs(wide[k]);
-                m_squares[k & 1] = platform::fma(wide[k], wide[k], m_squares[k & 1]);
+            for (int k = 0; k < GROUP; ++k) {
+                if (k != number) continue;
+                x = value_of(element[k]);
+                element[k] = T();
             }
-            const double four = (wide[0] + wide[1]) + (wide[2] + wide[3]);
-            if constexpr (IS_FAST) sum += four;
-            else add_quad(at + quad, four);
+            count_nonfinite(m_team.sums, x, index + number);
         }
+        Raw kept;
+        platform::copy_bits(kept, element);
+        return kept;
+    }
+    __device__ __forceinline__ static void count_nonfinite(Partial& sums, Value x, uint64_t index) {
+        using Word = unsigned long long;
+        const bool is_nan = x != x;
+        atomicAdd(reinterpret_cast<Word*>(is_nan ? &sums.nan : &sums.inf), 1ull);
+        atomicMin(reinterpret_cast<Word*>(is_nan ? &sums.first_nan : &sums.first_inf), static_cast<Word>(index));
+        atomicAdd(reinterpret_cast<Word*>(&sums.nonfinite_hash),
+                  static_cast<Word>(nonfinite_term(index, is_nan ? 1 : x > 0 ? 2 : 3)));
     }
 
     const Job& m_job;
@@ -676,20 +778,10 @@ class Taker {
     double* const m_columns;
     const uint32_t m_lane;
     double m_sketch[GROUP] = {};
-    double m_l1[2] = {}, m_squares[2] = {};
-    double m_row_sum = 0, m_column_sum = 0;  // of the stripes that are held
-    Value m_low = static_cast<Value>(1e308 * 10), m_high = static_cast<Value>(-1e308 * 10);
+    double m_l1 = 0, m_squares = 0;
     Hash m_hash = {0, 0};
     typename RangeOf<T>::Type m_range;
-    uint64_t m_row = 0, m_column = 0;
-    uint64_t m_cell_row = ~0ull, m_cell_begin = 0, m_cell_end = 0;
-    uint32_t m_zeros = 0, m_subnormals = 0, m_saturated = 0;
-    uint32_t m_turn = 0;
     uint32_t m_number = 0, m_whole = 0;  // blocks that were taken, and how many are whole and contiguous
-    uint32_t m_row_stripe = 0, m_column_stripe = 0, m_held_row = 0, m_held_column = 0;
-    uint32_t m_stripe_left = 0, m_row_left = 0, m_rows_left = 0;
-    bool m_is_narrow = true, m_is_uniform = false, m_has_one_row_stripe = false;
-    bool m_owns_columns = false;
 };
 
 // --- Teams ----------------------------------------------------------------------------------------
@@ -873,10 +965,12 @@ __device__ void take_batch(const Batch<COUNT>& batch, char* scratch) {
         uint64_t* const mine = partials + uint64_t(blockIdx.x - job.first_team) * PARTIAL_WORDS;
         uint64_t* const words = reinterpret_cast<uint64_t*>(&team.sums);
         for (uint32_t k = threadIdx.x; k < PARTIAL_WORDS; k += blockDim.x) __stcg(mine + k, words[k]);
-        __threadfence();
         __syncthreads();
         uint32_t* const counter = reinterpret_cast<uint32_t*>(scratch) + number;
-        if (threadIdx.x == 0) team.is_last = atomicAdd(counter, 1u) + 1 == job.teams;
+        if (threadIdx.x == 0) {  // whose fence holds for what the others wrote before the barrier
+            __threadfence();
+            team.is_last = atomicAdd(counter, 1u) + 1 == job.teams;
+        }
         __syncthreads();
         if (!team.is_last) return;
         __threadfence();
