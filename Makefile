@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h') pyproject.toml CMakeLists.txt
+SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -path '*/assets/*') pyproject.toml CMakeLists.txt
 
-.PHONY: demo test test-long lint types native bench format clean
+.PHONY: demo test test-long lint types native bench pictures format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/brickline demo
@@ -16,8 +16,8 @@ test-long: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -q -m long
 
 lint: $(VENV)/.test-installed
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/pictures
+	$(BIN)/ruff format --check src tests benchmarks examples docs/pictures
 
 types: $(VENV)/.test-installed
 	$(BIN)/mypy
@@ -28,9 +28,12 @@ native: $(VENV)/.test-installed
 bench: $(VENV)/.bench-installed
 	$(BIN)/brickline bench
 
+pictures: $(VENV)/.pictures-installed
+	$(BIN)/python docs/pictures/make.py
+
 format: $(VENV)/.test-installed
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples docs/pictures
+	$(BIN)/ruff format src tests benchmarks examples docs/pictures
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +49,10 @@ $(VENV)/.test-installed: $(VENV)/bin/python $(SOURCES)
 
 $(VENV)/.bench-installed: $(VENV)/.test-installed
 	$(BIN)/python -m pip install --quiet ".[bench]"
+	touch $@
+
+$(VENV)/.pictures-installed: $(VENV)/.test-installed
+	$(BIN)/python -m pip install --quiet ".[pictures]"
 	touch $@
 
 clean:

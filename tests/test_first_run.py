@@ -61,6 +61,8 @@ def test_the_demo_shows_everything_it_promises(brickline, tmp_path):
         assert brick in out
     assert (tmp_path / "demo.brick" / "manifest.json").is_file()
     assert (tmp_path / "demo.brick" / "tables").is_dir()
+    assert out.rstrip().endswith("demo.html")
+    assert "<!doctype html>" in (tmp_path / "demo.html").read_text(encoding="utf-8")
     compared, _ = brickline("compare", "demo-candidate.brick", "demo-reference.brick", status=1)
     assert "layers.3.mlp.norm" in compared
     assert "demo-2.brick" in brickline("demo", "--tokens", 2)[0]

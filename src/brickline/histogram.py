@@ -152,6 +152,29 @@ class Histogram:
         return hash((self.indices.tobytes(), self.counts.tobytes(), self.zero_count))
 
 
+def quantiles_of_rows(
+    counts: NDArray[Any], zero_counts: NDArray[Any], quantile: float
+) -> NDArray[np.float64]:
+    """Return `Histogram.quantile` of many histograms at once, without bounds; 0 for empty ones.
+
+    Args:
+        counts: one row per histogram; column k holds bucket ``k + FIRST_INDEX``.
+        zero_counts: durations of 0 ns, one per row.
+        quantile: from 0 to 1.
+    """
+    if not counts.size:
+        return np.zeros(len(counts))
+    reached = np.cumsum(counts, axis=1)
+    total = reached[:, -1] + zero_counts
+    rank = np.maximum(1.0, np.ceil(quantile * total - 1e-9)) - zero_counts
+    at = np.minimum((reached < rank[:, None]).sum(axis=1), counts.shape[1] - 1)
+    rows = np.arange(len(counts))
+    inside = np.maximum(counts[rows, at], 1)
+    part = (rank - (reached[rows, at] - inside) - 0.5) / inside
+    places = 2.0 ** ((at + FIRST_INDEX + part) / 16)
+    return np.where((rank > 0) & (reached[:, -1] > 0), places, 0.0)
+
+
 def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
     """Add histograms; nothing is lost."""
     parts = list(histograms)

@@ -116,3 +116,16 @@ def test_random_damage_raises_nothing_else(pair: tuple[Path, Path], seed: int) -
         compare(*pair)
     except BricklineError:
         return
+
+
+def test_html_is_written_beside_the_text_and_changes_no_status(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    status, text = run(*pair, "--html", page)
+    assert status == 1
+    assert "layers.2.up" in text
+    assert "layers.2.up" in page.read_text(encoding="utf-8")
+    assert run(*pair, "--html", page)[0] == 2
+    assert run(*pair, "--html", page, "--force")[0] == 1
+    assert run(pair[1], pair[1], "--html", tmp_path / "same.html", "--json")[0] == 0

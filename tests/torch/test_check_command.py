@@ -32,6 +32,10 @@ def raises():
     def forward(x):
         raise ValueError("out of luck")
     return forward
+def leaves():
+    def forward(x):
+        raise SystemExit(0)
+    return forward
 def inputs():
     return (torch.randn(6, 16),)
 def drive(model):
@@ -96,6 +100,20 @@ def test_without_a_reference(brickline):
     assert "matched" in out.splitlines()[0]
 
 
+def test_a_page_is_written_beside_the_text(brickline):
+    words = ("check", "models.py:wrong", *AGAINST, "--html", "page.html")
+    out, err = brickline(*words, "-o", "kept.json", status=1)
+    assert "norm" in out.splitlines()[1]
+    assert "wrote page.html" in err
+    page = Path("page.html").read_text(encoding="utf-8")
+    _, err = brickline(*words, status=2)
+    assert "--force" in err
+    _, err = brickline("check", "models.py:wrong", "--html", "nowhere/page.html", status=2)
+    assert "nowhere" in err
+    brickline("report", "kept.json", "--html", "again.html")
+    assert Path("again.html").read_text(encoding="utf-8") == page
+
+
 def test_a_kept_report_is_shown_again(brickline):
     shown, err = brickline("check", "models.py:wrong", *AGAINST, "-o", "kept.json", status=1)
     assert "wrote kept.json" in err
@@ -142,6 +160,12 @@ def test_repros_go_where_they_are_asked_for(brickline, tmp_path):
 def test_a_candidate_that_raises_is_inconclusive_and_says_why(brickline):
     out, _ = brickline("check", "models.py:raises", *AGAINST, status=3)
     assert "out of luck" in out
+
+
+def test_a_candidate_that_exits_with_nought_does_not_read_as_a_match(brickline):
+    for options in ((), AGAINST):
+        out, _ = brickline("check", "models.py:leaves", *options, status=3)
+        assert "SystemExit(0)" in out
 
 
 def test_an_interrupt_leaves_a_partial_report(brickline, tmp_path):

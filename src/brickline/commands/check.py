@@ -18,6 +18,8 @@ from brickline.accept import write_accept as write_proposal
 from brickline.commands.named import drive_of, inputs_of, load_named, model_of
 from brickline.errors import UsageError
 from brickline.report.divergence import print_divergence
+from brickline.report.html.divergence_page import write_divergence_page
+from brickline.report.html.page import refuse_taken_page
 from brickline.verdicts import DivergenceReport
 
 SEED = 0
@@ -52,6 +54,10 @@ def check(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="Keep the report.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one page that opens offline in a browser."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     runs: Annotated[
         tuple[Path, Path] | None,
@@ -67,6 +73,8 @@ def check(
     for path in (out, write_accept):
         if path is not None and path.exists() and not force:
             raise UsageError(f"{path} is there already; choose another name, or use --force")
+    if html is not None:
+        refuse_taken_page(html, force=force)
     load_accepted(accept)  # a mistake in it is said before the work
     _need_torch()
     if runs is not None:
@@ -77,6 +85,9 @@ def check(
     _show(found, json=json)
     if out is not None:
         typer.echo(f"brickline: wrote {found.save(out, overwrite=force)}", err=True)
+    if html is not None:
+        page = write_divergence_page(found, html, force=force)
+        typer.echo(f"brickline: wrote {page}", err=True)
     if write_accept is not None:
         _propose(found, write_accept, overwrite=force)
     raise typer.Exit(found.exit_status)

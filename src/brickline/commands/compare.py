@@ -12,6 +12,8 @@ from brickline.accept import apply_accepted, load_accepted
 from brickline.comparison.comparing import compare as compare_runs
 from brickline.errors import UsageError
 from brickline.report.divergence import print_divergence
+from brickline.report.html.divergence_page import write_divergence_page
+from brickline.report.html.page import refuse_taken_page
 
 
 def compare(
@@ -26,7 +28,11 @@ def compare(
     accept: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Intended differences, in TOML.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one page that opens offline in a browser."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Say where two runs part; exit 0 matched, 1 diverged, 3 inconclusive.
 
@@ -34,6 +40,8 @@ def compare(
     """
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} is there already; choose another name, or use --force")
+    if html is not None:
+        refuse_taken_page(html, force=force)
     load_accepted(accept)  # a mistake in it is said before the work
     found = apply_accepted(compare_runs(candidate, reference), accept)
     if json:
@@ -42,4 +50,7 @@ def compare(
         print_divergence(found, Console())
     if out is not None:
         typer.echo(f"brickline: wrote {found.save(out, overwrite=force)}", err=True)
+    if html is not None:
+        page = write_divergence_page(found, html, force=force)
+        typer.echo(f"brickline: wrote {page}", err=True)
     raise typer.Exit(found.exit_status)

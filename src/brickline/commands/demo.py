@@ -26,11 +26,15 @@ from brickline.peaks import keep_peaks, load_peaks, measure_peaks
 from brickline.profile import profile_from_run
 from brickline.profiler import BrickProfiler
 from brickline.report.divergence import print_divergence
+from brickline.report.html.page import write_page
+from brickline.report.html.profile_page import profile_page
 from brickline.report.text import print_profile
 from brickline.runs import Run
 from brickline.verdicts import DivergenceReport
 
 PROMPT = (17, 4, 1042, 311, 9, 2048, 77, 5, 630, 12, 8, 1999, 256, 3, 91, 400)
+TIMELINE_STEPS = 8
+"""Steps that the page draws entry by entry."""
 
 TOLERANCES = {
     "numpy.allclose, defaults": (1e-5, 1e-8),
@@ -53,7 +57,8 @@ def demo(
     """
     console = Console()
     path = out if out is not None else _free_path()
-    for taken in (path, *_compared(path)):
+    page = path.with_suffix(".html")
+    for taken in (path, *_compared(path), page):
         if taken.exists() and not force:
             raise RunExists(
                 f"{taken} is there already; choose another --out, or replace it with --force"
@@ -64,7 +69,9 @@ def demo(
     if load_peaks("CPU") is None:
         console.print("Measuring this machine's peaks, once…", style="dim")
         keep_peaks("CPU", measure_peaks("CPU", seconds=1.0))
-    with BrickProfiler("demo", enabled=True, path=path, overwrite=force) as profiler:
+    with BrickProfiler(
+        "demo", enabled=True, path=path, overwrite=force, timeline_steps=TIMELINE_STEPS
+    ) as profiler:
         model = DemoModel(profiler, ModelConfig())
         console.print(
             f"Decoding {tokens} tokens after a prompt of {len(PROMPT)}: "
@@ -78,12 +85,15 @@ def demo(
     console.print(f"First tokens: {', '.join(map(str, made[:12]))}, …  ({seconds:.1f} s)\n")
     run = Run.open(path)
     run.publish()
-    print_profile(profile_from_run(run), console)
+    profile = profile_from_run(run)
+    print_profile(profile, console)
     console.print("\nExecution graph of the last step", style="bold")
     console.print(tree, markup=False, highlight=False)
     console.print()
     console.print(critical, markup=False, highlight=False)
+    write_page(profile_page(profile, run=run), page, force=force)
     console.print(f"\nThe run is in {path}. Look at it again with: brickline report {path}")
+    console.print(f"The same as a page to open in a browser: {page}", markup=False)
 
 
 def _diverge(path: Path, console: Console, *, force: bool) -> None:
@@ -162,7 +172,7 @@ def _free_path() -> Path:
     """Return demo.brick, or the first numbered name that is free."""
     path = Path("demo.brick")
     number = 1
-    while any(each.exists() for each in (path, *_compared(path))):
+    while any(each.exists() for each in (path, *_compared(path), path.with_suffix(".html"))):
         number += 1
         path = Path(f"demo-{number}.brick")
     return path

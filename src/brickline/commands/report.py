@@ -1,6 +1,7 @@
-"""``brickline report``: a run as a table, JSON or CSV, held to budgets and checks.
+"""``brickline report``: a run as a table, JSON, CSV or an HTML page, held to budgets and checks.
 
-A report that `check` or `compare` kept is shown as it was.
+A report that `check` or `compare` kept is shown as it was, and several runs are held `--against`
+others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 
 from brickline.budgets import BudgetResult, check_budgets, load_budgets
+from brickline.commands.against import show_changes
 from brickline.errors import UsageError
 from brickline.profile import profile_from_run
 from brickline.profile_checks import ProfileFinding
@@ -19,21 +21,44 @@ from brickline.report.as_csv import profile_csv
 from brickline.report.as_json import profile_json
 from brickline.report.divergence import print_divergence
 from brickline.report.figures import Look
+from brickline.report.html.divergence_page import write_divergence_page
+from brickline.report.html.page import refuse_taken_page, write_page
+from brickline.report.html.profile_page import profile_page
 from brickline.report.text import print_profile, render_budgets, render_findings
 from brickline.runs import Run
 from brickline.verdicts import DivergenceReport
 
 
 def report(
-    run: Annotated[
-        Path, typer.Argument(help="The run, or kept report, to show.", metavar="RUN|FILE")
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The run, or kept report, to show; with --against several repeats.",
+            metavar="RUN|FILE...",
+        ),
     ],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="BASE",
+            help="A run, or directory of runs, of the same work to hold these against; repeatable.",
+        ),
+    ] = None,
+    fail_over: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="With --against: exit 1 past this slowdown."),
+    ] = None,
     budget: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Budgets in TOML; exit 1 when one is exceeded."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print one CSV table.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one page that opens offline in a browser."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file at --html.")] = False,
     validate: Annotated[
         bool,
         typer.Option("--validate", help="Check that the figures hold together; exit 1 on errors."),
@@ -46,19 +71,30 @@ def report(
         int | None, typer.Option(min=1, help="Rows of the brick table; default all.")
     ] = None,
 ) -> None:
-    """Show where the time of a run went.
+    """Show where the time of a run went, or with --against what became slower or faster.
 
     Example: brickline report decode.brick --budget budgets.toml
     """
-    if json and csv:
-        raise UsageError("expected one of --json and --csv, got both; ask for one at a time")
+    if against:
+        if budget is not None or csv or html is not None or validate or repeat:
+            raise UsageError("--against goes with --fail-over, --json and --limit; ask for one")
+        show_changes(runs, against, fail_over=fail_over, json=json, limit=limit)
+        return
+    if len(runs) > 1 or fail_over is not None:
+        raise UsageError(f"expected one run, got {len(runs)}; several go with --against BASE")
+    run = runs[0]
+    if json + csv + (html is not None) > 1:
+        raise UsageError("expected one of --json, --csv and --html, got several; ask for one")
+    if html is not None:
+        refuse_taken_page(html, force=force)
     if run.is_file():
         if budget is not None or csv or validate or repeat:
-            raise UsageError(f"{run} is no run: it is shown as text, or with --json")
-        _show_divergence(run, json=json)
+            raise UsageError(f"{run} is no run: it is shown as text, or with --json or --html")
+        _show_divergence(run, json=json, html=html, force=force)
         return
     opened = Run.open(run)
-    opened.publish()
+    if html is None:
+        opened.publish()
     profile = profile_from_run(opened)
     results = check_budgets(profile, load_budgets(budget)) if budget is not None else None
     repeats = [profile_from_run(Run.open(path)) for path in repeat or ()]
@@ -67,6 +103,9 @@ def report(
         typer.echo(profile_json(profile, findings=findings, budgets=results))
     elif csv:
         typer.echo(profile_csv(profile), nl=False)
+    elif html is not None:
+        text = profile_page(profile, run=opened, findings=findings, budgets=results)
+        typer.echo(f"The page is in {write_page(text, html, force=force)}")
     else:
         print_profile(profile, Console(), limit=limit)
     _print_gates(findings, results, to_stderr=json or csv)
@@ -75,10 +114,12 @@ def report(
         raise typer.Exit(1)
 
 
-def _show_divergence(path: Path, *, json: bool) -> None:
+def _show_divergence(path: Path, *, json: bool, html: Path | None, force: bool) -> None:
     found = DivergenceReport.load(path)
     if json:
         typer.echo(found.to_json())
+    elif html is not None:
+        typer.echo(f"The page is in {write_divergence_page(found, html, force=force)}")
     else:
         print_divergence(found, Console())
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from brickline.report.error_curve import ErrorCurve, error_curve
-from brickline.report.figures import Column, Look, fitting_table, percent
+from brickline.report.figures import Column, Look, fitting_table, percent, plain_console
 from brickline.verdicts import GUILTY, DivergenceReport, Finding, Status, Verdict
 
 MAX_FINDINGS = 10
@@ -68,7 +68,7 @@ def report_text(report: DivergenceReport, width: int | None = None) -> str:
 
 def _plain_text(report: DivergenceReport, look: Look, width: int) -> str:
     stream = StringIO()
-    console = Console(file=stream, width=width, color_system=None, legacy_windows=False)
+    console = plain_console(stream, width)
     console.print(render_divergence(report, look, width))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
@@ -162,7 +162,7 @@ def _details(report: DivergenceReport, look: Look) -> list[RenderableType]:
     told = (told or [each for each in report.findings if each.reason or each.cause])[:MAX_DETAILS]
     blocks: list[RenderableType] = []
     for finding in told:
-        lines = list(_detail_lines(finding))
+        lines = list(detail_lines(finding))
         if not lines:
             continue
         blocks.append(_wrapped(look, finding.name, VERDICT_STYLES.get(finding.verdict, "bold")))
@@ -170,7 +170,8 @@ def _details(report: DivergenceReport, look: Look) -> list[RenderableType]:
     return blocks
 
 
-def _detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
+def detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
+    """Give what is known of a finding in words, each with its label."""
     if finding.where:
         yield "where", finding.where
     if finding.cause:
@@ -186,14 +187,20 @@ def _detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
 
 
 def _curve(report: DivergenceReport, look: Look, width: int) -> list[RenderableType]:
+    found = shown_curve(report)
+    return [] if found is None else list(_curve_lines(*found, look, width))
+
+
+def shown_curve(
+    report: DivergenceReport,
+) -> tuple[ErrorCurve, Finding | None, int | None] | None:
+    """Return the errors of the call to show, its culprit and its number; None without errors."""
     guilty = next((each for each in report.findings if each.verdict in GUILTY), None)
     positions = report.verdicts.columns["position"]
     first = next((each for each in positions if each is not None), None)
     position = guilty.position if guilty is not None and guilty.position is not None else first
     curve = error_curve(report.verdicts, position)
-    if len(curve.names) < 2 or curve.is_empty:
-        return []
-    return list(_curve_lines(curve, guilty, position, look, width))
+    return None if len(curve.names) < 2 or curve.is_empty else (curve, guilty, position)
 
 
 def _curve_lines(
@@ -226,7 +233,7 @@ def _pointer(look: Look, name: str, at: int, width: int) -> Text:
 
 def _facts(report: DivergenceReport, look: Look) -> list[RenderableType]:
     """Say how much was seen, what was not, and in what the two sides' circumstances differ."""
-    lines: list[RenderableType] = [_wrapped(look, sentence) for sentence in _sentences(report)]
+    lines: list[RenderableType] = [_wrapped(look, sentence) for sentence in sentences(report)]
     for title, texts in (
         ("Not observed", report.coverage.notes),
         ("Without a partner", report.unmatched),
@@ -239,7 +246,8 @@ def _facts(report: DivergenceReport, look: Look) -> list[RenderableType]:
     return lines
 
 
-def _sentences(report: DivergenceReport) -> Iterator[str]:
+def sentences(report: DivergenceReport) -> Iterator[str]:
+    """Give the final difference, and how much was compared."""
     if report.final_error is not None:
         floor = report.noise_floor
         beside = "" if floor is None else f"; rounding alone makes {error_figure(floor)}"
@@ -250,7 +258,10 @@ def _sentences(report: DivergenceReport) -> Iterator[str]:
     coverage = report.coverage
     if coverage.total:
         counts = ", ".join(f"{count} {word}" for word, count in report.verdicts.counts().items())
-        yield f"Compared {coverage.compared} of {coverage.total}" + (
+        pairs = len(report.verdicts)
+        # A value may be compared with what is made of it, so there may be fewer pairs.
+        within = f", in {pairs} pairs" if counts and pairs != coverage.compared else ""
+        yield f"Compared {coverage.compared} of {coverage.total}{within}" + (
             f": {counts}." if counts else "."
         )
     elif not report.kernels_compared:

@@ -49,7 +49,7 @@ class ErrorCurve:
     def draw(self, values: Sequence[float | None], width: int, *, unicode: bool) -> str:
         """Return one character for each op, or for each group of neighbours: their largest."""
         low, high = map(math.log10, self.limits())
-        groups = _groups(len(values), width)
+        groups = groups_of(len(values), width)
         return "".join(
             _drawn(values[a:b], low, high, BLOCKS if unicode else PLAIN) for a, b in groups
         )
@@ -59,8 +59,8 @@ class ErrorCurve:
         places = [at for at, each in enumerate(self.names) if each == name]
         if not places:
             return None
-        place = max(places, key=lambda at: _size(self.local[at]))
-        groups = _groups(len(self.names), width)
+        place = max(places, key=lambda at: size_of(self.local[at]))
+        groups = groups_of(len(self.names), width)
         return next(at for at, (first, end) in enumerate(groups) if first <= place < end)
 
 
@@ -83,14 +83,19 @@ def error_curve(table: VerdictTable, position: int | None) -> ErrorCurve:
         )
         if direction != "backward" and (position is None or at is None or at == position)
     ]
-    wholes = {whole for name in {row[0] for row in rows} for whole in _wholes(name)}
-    parts = [
-        (name, local, propagated)
-        for place, (name, op, local, propagated) in enumerate(rows)
+    parts = [rows[place] for place in parts_of([row[0] for row in rows], [row[1] for row in rows])]
+    names, _, local, propagated = zip(*parts, strict=True) if parts else ((), (), (), ())
+    return ErrorCurve(names, local, propagated)
+
+
+def parts_of(names: Sequence[str], ops: Sequence[str | None]) -> list[int]:
+    """Return which rows of one call are parts, not a module that stands for several of them."""
+    wholes = {whole for name in set(names) for whole in _wholes(name)}
+    return [
+        place
+        for place, (name, op) in enumerate(zip(names, ops, strict=True))
         if op is not None or not (name in wholes or (not place and _is_class(name)))
     ]
-    names, local, propagated = zip(*parts, strict=True) if parts else ((), (), ())
-    return ErrorCurve(names, local, propagated)
 
 
 def _wholes(name: str) -> Iterator[str]:
@@ -106,14 +111,15 @@ def _is_class(name: str) -> bool:
     return "." not in name and name[:1].isupper()
 
 
-def _size(value: float | None) -> float:
+def size_of(value: float | None) -> float:
     """Return an error for comparing: what is not a number is the largest, none the smallest."""
     if value is None:
         return -1.0
     return math.inf if math.isnan(value) else value
 
 
-def _groups(count: int, width: int) -> list[tuple[int, int]]:
+def groups_of(count: int, width: int) -> list[tuple[int, int]]:
+    """Return where each of at most so many groups of neighbours begins and ends."""
     shown = min(count, width)
     return [(at * count // shown, (at + 1) * count // shown) for at in range(shown)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TextIO, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -36,9 +36,12 @@ class Look:
 
     def plain(self, text: str) -> str:
         """Return text that the console can print and that moves no cursor."""
-        shown = "".join(
-            each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-        )
+        shown = text
+        if not text.isprintable():
+            shown = "".join(
+                each if each.isprintable() else each.encode("unicode_escape").decode()
+                for each in text
+            )
         if self.unicode:
             return shown
         shown = shown.replace("µ", "u").replace("·", "-").replace("…", "...").replace("×", "x")
@@ -77,6 +80,13 @@ class Look:
             show_edge=False,
             header_style="bold",
         )
+
+
+def plain_console(stream: TextIO, width: int) -> Console:
+    """Return a console that writes plain text, in a notebook too, where rich would show it."""
+    return Console(
+        file=stream, width=width, color_system=None, legacy_windows=False, force_jupyter=False
+    )
 
 
 def _digits(value: float) -> str:

@@ -16,7 +16,7 @@ from brickline.budgets import BudgetResult
 from brickline.profile import Profile
 from brickline.profile_checks import ProfileFinding
 from brickline.profile_rows import StepStats, TileStats
-from brickline.report.figures import Column, Look, fitting_table, percent, rate
+from brickline.report.figures import Column, Look, fitting_table, percent, plain_console, rate
 from brickline.stats import BrickBottleneck, BrickStats, CategoryStats
 
 MAX_LAYER_ROWS = 48
@@ -45,7 +45,7 @@ def print_profile(profile: Profile, console: Console, *, limit: int | None = Non
 def profile_text(profile: Profile, width: int = 100) -> str:
     """Return the report as plain text."""
     stream = StringIO()
-    console = Console(file=stream, width=width, color_system=None, legacy_windows=False)
+    console = plain_console(stream, width)
     console.print(render_profile(profile, Look(), width))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
