@@ -138,11 +138,11 @@ def category_stats_from_nodes(
     fields = ("count", "timed", "total_ns", "exclusive_ns", "elements", "timed_elements")
     sums = [np.add.reduceat(rows[name], starts).tolist() for name in fields]
     _, members = np.unique(groups.astype(np.int64) << 32 | bricks, return_inverse=True)
-    sums.append(np.add.reduceat(_share_ns(nodes, members)[order], starts).tolist())
+    sums.append(np.add.reduceat(share_ns_of_nodes(nodes, members)[order], starts).tolist())
     return [CategoryStats(*row) for row in zip(names, *sums, strict=True)]
 
 
-def _share_ns(nodes: NDArray[Any], members: NDArray[Any]) -> NDArray[np.float64]:
+def share_ns_of_nodes(nodes: NDArray[Any], members: NDArray[Any]) -> NDArray[np.float64]:
     """Return each node's part of `BrickStats.share_ns` of the rows it is a member of."""
     count, timed = np.bincount(members, nodes["count"]), np.bincount(members, nodes["timed"])
     total = np.bincount(members, nodes["total_ns"])

@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -19,7 +18,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from brickline import abi
 from brickline.errors import NotARun, RunDamaged, RunError, RunExists, RunVersion
-from brickline.spools import fold_progress, live_processes, spools_of_run
+from brickline.spool_copies import copy_spool
+from brickline.spools import live_processes, spools_of_run
 
 Document: TypeAlias = dict[str, Any]
 
@@ -29,7 +29,6 @@ PROCESSES = "processes.jsonl"
 ENTRIES = frozenset({MANIFEST, PROCESSES, "joined", "spool", "tables", "tensors"})
 """All that a run's directory holds. Overwriting deletes nothing else."""
 
-_COPY_ATTEMPTS = 50
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -253,28 +252,12 @@ def copy_file(source: Path, target: Path) -> None:
     from shutil import copyfile
 
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    copy = _copy_spool if source.suffix == ".spool" else copyfile
+    copy = copy_spool if target.suffix == ".spool" else copyfile
     copy(source, target)
     target.chmod(0o600)
     times = source.stat()
     os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
     _sync(target)
-
-
-def _copy_spool(source: Path, target: Path) -> None:
-    from shutil import copyfile
-
-    for attempt in range(_COPY_ATTEMPTS):
-        before = fold_progress(source)
-        copyfile(source, target)
-        # An odd number that stays is a fold that a dead process left open; readers undo it.
-        settled = attempt >= _COPY_ATTEMPTS // 2 or all(lane[0] % 2 == 0 for lane in before)
-        if settled and before == fold_progress(source):
-            return
-        time.sleep(0.002)
-    raise RunError(
-        f"{source} changes faster than it can be copied; close the profiler, then save the run"
-    )
 
 
 def _sync(path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import brickline as bl
-from brickline import _core, abi, circumstances, run_directory
+from brickline import _core, abi, circumstances
 from brickline.errors import (
     NotARun,
     RunDamaged,
@@ -29,7 +30,10 @@ from brickline.errors import (
     RunVersion,
     UsageError,
 )
+from brickline.profile import profile_from_part
 from brickline.runs import Run, RunWriter, live_processes, read_manifest
+from brickline.spool_copies import copy_spool
+from brickline.spools import read_part
 from brickline.table_columns import SCHEMAS
 from brickline.tables import table_from_run
 
@@ -703,36 +707,64 @@ def test_a_full_disk_loses_nothing(
     assert read_manifest(writer.path)["name"] == "t"
 
 
-def test_a_spool_is_copied_again_when_it_was_folded_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = RunWriter.join(record(tmp_path / "a.brick"))
-    lane = (2).to_bytes(8, "little"), (4).to_bytes(8, "little"), (4).to_bytes(8, "little")
-    progress = iter([[lane[0]], [lane[1]], [lane[1]], [lane[2]]])
-    monkeypatch.setattr(run_directory, "fold_progress", lambda _: next(progress))
-    writer.copy_to(tmp_path / "b.brick")
-    assert next(progress, None) is None
-    restless = iter(range(0, 10_000, 2))
-    monkeypatch.setattr(run_directory, "fold_progress", lambda _: [bytes([next(restless) % 256])])
-    with pytest.raises(RunError, match="close the profiler"):
-        writer.copy_to(tmp_path / "c.brick")
-
-
-def test_folding_is_seen_in_the_file(tmp_path: Path) -> None:
-    from brickline.spools import fold_progress
-
-    profiler = bl.BrickProfiler("t", enabled=True, path=tmp_path / "a.brick")
-    brick = profiler.brick(bl.BrickId.RMS_NORM, layer=0)
-    with brick:
-        pass
-    before = fold_progress(spool_of(tmp_path / "a.brick"))
-    for _ in range(200_000):
+BUSY = """
+import sys
+import brickline as bl
+profiler = bl.BrickProfiler("busy", enabled=True, path=sys.argv[1])
+brick = profiler.brick("Work", layer=0)
+for number in range(10**9):
+    with profiler.step(tokens=1, phase="decode"):
         with brick:
             pass
-    after = fold_progress(spool_of(tmp_path / "a.brick"))
-    profiler.close()
-    assert len(before) == len(after) == 1
-    assert int.from_bytes(before[0], "little") < int.from_bytes(after[0], "little") < 1_000_000
+        with brick:
+            pass
+    if number % 1000 == 0:
+        with profiler.brick(f"Work {number}"):
+            print("ready", flush=True)
+"""
+
+
+def test_a_spool_that_folds_all_the_time_is_copied_whole(tmp_path: Path) -> None:
+    busy = python(BUSY, tmp_path / "a.brick")
+    try:
+        assert busy.stdout is not None
+        assert busy.stdout.readline() == "ready\n"
+        threading.Thread(target=busy.stdout.read, daemon=True).start()
+        copies = tmp_path / "copies" / "spool"
+        copies.mkdir(parents=True)
+        for number in range(20):
+            copy = copies / f"1-{number}.spool"
+            copy_spool(spool_of(tmp_path / "a.brick"), copy)
+            profile = profile_from_part(read_part(copy))
+            assert profile.problems == ()
+            steps, work = profile.steps["decode"].count, profile.brick("Work")
+            assert steps > 0
+            assert work is not None
+            assert 0 <= work.count - 2 * steps <= 2
+            assert work.timed == work.histogram.count == work.count
+            assert all(row.name.startswith("Work") for row in profile.bricks)
+    finally:
+        busy.kill()
+        busy.communicate()
+
+
+def test_a_damaged_spool_is_copied_as_it_is(tmp_path: Path) -> None:
+    spool = spool_of(record(tmp_path / "a.brick"))
+    for damage in (spool.read_bytes()[:9000], b"no spool", b""):
+        spool.write_bytes(damage)
+        copy_spool(spool, tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == damage
+
+
+def test_a_lane_that_never_rests_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = spool_of(record(tmp_path / "a.brick"))
+    restless = iter(range(0, 100_000, 2))
+    monkeypatch.setattr("brickline.spool_copies.time.sleep", lambda _: None)
+    monkeypatch.setattr("brickline.spool_copies._Copy._moment", lambda *_: (next(restless), 0, 0))
+    with pytest.raises(RunError, match="changes faster than it can be copied; try again"):
+        copy_spool(spool, tmp_path / "copy")
 
 
 def test_a_forked_child_leaves_the_writer_alone(tmp_path: Path) -> None:

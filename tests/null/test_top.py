@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,18 +14,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
+from brickline.abi import SlotKind
 from brickline.commands.report import report
-from brickline.commands.top import Frame, frames, render_frame, top
-from brickline.commands.watched import WatchedProcess
-from brickline.errors import BudgetError, NotARun, ProcessError, UsageError
-from brickline.profile import Profile
+from brickline.commands.top import frames, top
+from brickline.errors import BudgetError, NotARun, ProcessError, RunError, RunExists, UsageError
+from brickline.profile import profile_from_run
 from brickline.report.figures import Look
+from brickline.runs import Run
+from brickline.top.plain import render_frame
+from brickline.top.snapshot import save_snapshot
+from brickline.top.watched import WatchedProcess
 
 RECORDER = """
 import sys, time
@@ -69,13 +77,16 @@ def test_a_live_process_is_watched_until_it_is_killed(tmp_path: Path):
                 recording.kill()
     last = seen[-1]
     assert [frame.ended for frame in seen] == [False] * (len(seen) - 1) + [True]
-    norm = last.profile.brick("RmsNorm")
-    assert norm is not None
-    assert norm.count >= 100
-    assert seen[1].rate(norm) > 0
-    assert seen[1].tokens_per_s > 0
-    text = str(render_frame(last, recording.pid, Look(), 100, 40))
-    assert text
+    (norm,) = last.places(SlotKind.BRICK)
+    assert last.rows[norm].name == "RmsNorm"
+    assert last.now.sums["count"][norm] >= 100
+    (rate,) = seen[1].figures([norm]).rate or ()
+    assert rate > 0
+    assert seen[0].tokens_per_s is None
+    assert seen[1].tokens_per_s
+    console = Console(file=StringIO(), width=100)
+    console.print(render_frame(last, "watched", Look(), 100, 40))
+    assert "this is its final state" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_temporary_run_is_readable_after_its_process_has_removed_it(tmp_path: Path):
@@ -99,33 +110,44 @@ def test_once_prints_one_snapshot_and_plain_output_has_no_escape_codes(tmp_path:
     assert "\x1b" not in result.stdout
 
 
+def in_terminal(
+    code: str, recording: subprocess.Popen[str], terminal: str = "xterm-256color"
+) -> tuple[bytes, int]:
+    """Run code in a terminal until it shows a brick, then press Ctrl-C; what it showed, status."""
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-c", code, str(recording.pid)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": terminal, "COLUMNS": "90", "LINES": "30"},
+        # A suite that runs in the background inherits a Ctrl-C that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    giving_up = threading.Timer(60, watching.kill)
+    giving_up.start()
+    shown = b""
+    with suppress(OSError):  # reading a terminal that nobody holds any more
+        while b"RmsNorm" not in shown:
+            shown += os.read(ours, 65536)
+        os.write(ours, b"\x03")
+        watching.send_signal(signal.SIGINT)
+        while more := os.read(ours, 65536):
+            shown += more
+    giving_up.cancel()
+    os.close(ours)
+    assert b"Traceback" not in shown
+    return shown, watching.wait(10)
+
+
 def test_ctrl_c_leaves_a_terminal_cleanly_and_the_process_running(tmp_path: Path):
     code = "from brickline.commands.top import top; import sys; top(int(sys.argv[1]), 0.2)"
     with recorder(str(tmp_path / "run")) as recording:
-        ours, theirs = pty.openpty()
-        watching = subprocess.Popen(
-            [sys.executable, "-c", code, str(recording.pid)],
-            stdout=theirs,
-            stderr=theirs,
-            env=os.environ | {"TERM": "xterm", "COLUMNS": "90", "LINES": "30"},
-            # A suite that runs in the background inherits a Ctrl-C that is ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        os.close(theirs)
-        giving_up = threading.Timer(60, watching.kill)
-        giving_up.start()
-        shown = b""
-        with suppress(OSError):  # reading a terminal that nobody holds any more
-            while b"RmsNorm" not in shown:
-                shown += os.read(ours, 65536)
-            watching.send_signal(signal.SIGINT)
-            while more := os.read(ours, 65536):
-                shown += more
-        giving_up.cancel()
-        os.close(ours)
-        assert watching.wait(10) == 0
+        _, status = in_terminal(code, recording)
+        assert status == 0
         assert recording.poll() is None
-    assert b"Traceback" not in shown
 
 
 def test_a_process_that_is_gone():
@@ -165,9 +187,94 @@ def test_a_process_that_is_not_ours():
         WatchedProcess(1)
 
 
-def test_rates_never_fall_below_zero():
-    frame = Frame(Profile("now"), seconds=1.0, before=Profile("before"))
-    assert frame.tokens_per_s == 0.0
+def test_a_profiler_that_was_reset_is_followed_into_its_new_spool(tmp_path: Path):
+    code = RECORDER.replace("time.sleep(0.001)", "line = sys.stdin.readline(); profiler.reset()")
+    reset = subprocess.Popen(
+        [sys.executable, "-c", code.replace("step == 100", "True"), str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert reset.stdin is not None
+        assert reset.stdout is not None
+        reset.stdout.readline()
+        with WatchedProcess(reset.pid) as watched:
+            reset.stdin.write("\n" * 3)
+            reset.stdin.flush()
+            for _ in range(3):
+                reset.stdout.readline()
+            watched._look_around()
+            assert len(watched.statistics()) == 1
+    finally:
+        reset.kill()
+        reset.communicate()
+
+
+def test_a_snapshot_is_a_run_of_its_own(tmp_path: Path):
+    with recorder(str(tmp_path / "run")) as recording, WatchedProcess(recording.pid) as watched:
+        saved = save_snapshot(watched, tmp_path / "kept" / "snapshot.brick")
+        with pytest.raises(RunExists, match="exists; pass overwrite"):
+            save_snapshot(watched, saved)
+        assert sorted(os.listdir(saved.parent)) == ["snapshot.brick"]
+        run = Run.open(saved)
+        assert not run.is_live
+        assert run.problems == []
+        assert run.name == "watched"
+        assert run.manifest["snapshot"]["process"] == recording.pid
+        assert (saved / "tables" / "index.json").exists()
+        profile = profile_from_run(run)
+        norm = profile.brick("RmsNorm")
+        assert norm is not None
+        assert 0 <= norm.count - profile.steps["decode"].count <= 1
+    result = CliRunner().invoke(app, ["report", str(saved)])
+    assert result.exit_code == 0
+    assert "RmsNorm" in result.stdout
+    assert "1 part was not closed" in " ".join(result.stdout.split())
+
+
+def test_a_snapshot_of_a_run_that_was_deleted_and_by_the_command(tmp_path: Path):
+    with recorder(XDG_STATE_HOME=str(tmp_path)) as recording:
+        with WatchedProcess(recording.pid) as watched:
+            (spool,) = tmp_path.rglob("*.spool")
+            shutil.rmtree(spool.parent.parent)
+            saved = save_snapshot(watched, tmp_path / "kept.brick")
+            assert Run.open(saved).name == f"process {recording.pid}"
+        other = tmp_path / "other.brick"
+        arguments = ["top", str(recording.pid), "--save", str(other)]
+        # The spool has no name any more: only whoever watched already, or root, can open it.
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code == 0) == other.exists()
+
+
+def test_a_snapshot_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "there").mkdir()
+    with recorder(str(tmp_path / "run")) as recording, WatchedProcess(recording.pid) as watched:
+        monkeypatch.setattr("brickline.top.snapshot.copy_file", full)
+        with pytest.raises(RunError, match="free some space"):
+            save_snapshot(watched, tmp_path / "there" / "a.brick")
+    assert os.listdir(tmp_path / "there") == []
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
+def test_without_textual_or_on_a_dumb_terminal_there_is_text(tmp_path: Path, terminal: str):
+    code = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "textual" else find(name, *rest)
+from brickline.commands.top import top
+top(int(sys.argv[1]), 0.2)
+"""
+    with recorder(str(tmp_path / "run")) as recording:
+        shown, status = in_terminal(code, recording, terminal)
+    assert status == 0
+    assert (b"pip install 'brickline[tui]'" in shown) == (terminal == "xterm")
+    assert (b"\x1b" in shown) == (terminal == "xterm")
 
 
 @pytest.fixture(scope="module")

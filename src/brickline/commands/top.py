@@ -1,56 +1,27 @@
-"""``brickline top``: the bricks of a live process, refreshing."""
+"""``brickline top``: the bricks of a live process, in a terminal interface or as plain text."""
 
 from __future__ import annotations
 
-import time
+import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console
+from rich.live import Live as Redrawn
 
-from brickline.commands.watched import WatchedProcess
-from brickline.profile import Profile, profile_from_parts
-from brickline.report.figures import Column, Look, fitting_table, percent, rate
-from brickline.report.text import headline
-from brickline.stats import BrickStats
+from brickline.report.figures import Look
+from brickline.top.live import Frame, Live
+from brickline.top.machine import Machine
+from brickline.top.plain import render_frame
+from brickline.top.snapshot import recorded_name, save_snapshot
+from brickline.top.watched import WatchedProcess
 
-
-@dataclass(frozen=True)
-class Frame:
-    """One refresh: the state now, and what has changed since the one before."""
-
-    profile: Profile
-    ended: bool = False
-    seconds: float = 0.0
-    """Since the frame before; 0 for the first."""
-    before: Profile | None = None
-
-    def rate(self, row: BrickStats) -> float:
-        """Return entries of a brick per second, lately."""
-        old = self.before.brick(row.name) if self.before else None
-        return self._per_second(row.count, old.count if old else 0)
-
-    def busy(self, row: BrickStats) -> float:
-        """Return the part of the time that was spent in a brick, lately."""
-        old = self.before.brick(row.name) if self.before else None
-        return self._per_second(row.total_ns, old.total_ns if old else 0) / 1e9
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second, lately."""
-        return self._per_second(
-            self.profile.total_tokens, self.before.total_tokens if self.before else 0
-        )
-
-    def _per_second(self, now: float, before: float) -> float:
-        # A reset in the watched process makes counts fall; that is no negative rate.
-        if self.before is None or not self.seconds:
-            return 0.0
-        return max(0.0, now - before) / self.seconds
+WITHOUT_TEXTUAL = "Sort, filter, pause and more views: pip install 'brickline[tui]'"
 
 
 def top(
@@ -63,71 +34,83 @@ def top(
         bool,
         typer.Option("--plain", help="Print snapshots one after the other, no screen control."),
     ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save", metavar="RUN", help="Keep what is recorded by now as a run, and leave."
+        ),
+    ] = None,
 ) -> None:
-    """Watch the bricks of a running process; Ctrl-C leaves it running.
+    """Watch the bricks of a running process; leaving lets it run on.
 
     Example: brickline top 4242 --interval 0.5
     """
     console = Console()
     with WatchedProcess(pid) as process, suppress(KeyboardInterrupt):
-        if once:
-            _print_frame(console, process, next(frames(process, interval)))
-        elif plain or not console.is_terminal:
+        if save is not None:
+            saved = save_snapshot(process, save)
+            console.print(Look.of(console).text(f"Saved {saved}"), soft_wrap=True)
+        elif once:
+            _print_frame(console, process, Live(process).look(whole=True))
+        elif plain or not _can_redraw(console):
             for frame in frames(process, interval):
                 _print_frame(console, process, frame)
                 console.print()
+        elif _can_show_app(console):
+            _run_app(process, interval)
         else:
-            _show_live(console, process, interval)
+            _redraw(console, process, interval)
 
 
 def frames(process: WatchedProcess, interval: float) -> Iterator[Frame]:
     """Give a frame per interval until the process has ended; the last one is its final state."""
-    before: Profile | None = None
-    then = time.monotonic()
-    while True:
-        ended = process.wait(0.0)
-        parts = process.parts()
-        now = time.monotonic()
-        if parts or before is None:
-            profile = profile_from_parts(parts, name=f"process {process.pid}", is_live=not ended)
-            yield Frame(profile, ended, now - then if before else 0.0, before)
-            before, then = profile, now
-        else:
-            yield Frame(before, ended)
-        if ended:
-            return
-        process.wait(interval)
+    live, machine = Live(process), Machine(process.pid)
+    try:
+        while True:
+            frame = live.look(machine.look())
+            yield replace(frame, whole=True) if frame.ended else frame
+            if frame.ended:
+                return
+            process.wait(interval)
+    finally:
+        machine.close()
 
 
-def render_frame(frame: Frame, pid: int, look: Look, width: int, height: int) -> RenderableType:
-    """Return a frame as something that rich prints."""
-    columns: list[Column[BrickStats]] = [
-        Column("Brick", 0, lambda row: row.name, left=True),
-        Column("Calls/s", 4, lambda row: rate(frame.rate(row))),
-        Column("Busy", 3, lambda row: percent(frame.busy(row)) if frame.before else ""),
-        Column("Count", 7, lambda row: str(row.count)),
-        Column("Avg", 1, lambda row: look.time(row.avg_ns)),
-        Column("p50", 6, lambda row: look.time(row.p50_ns)),
-        Column("p99", 5, lambda row: look.time(row.p99_ns)),
-        Column("Share", 2, lambda row: percent(frame.profile.share(row))),
-    ]
-    lines = list(headline(frame.profile, look))
-    if frame.before is not None and frame.tokens_per_s:
-        lines.append(f"{rate(frame.tokens_per_s)} tokens/s lately")
-    if frame.ended:
-        lines.append(f"Process {pid} has ended; this is its final state.")
-    rows = frame.profile.bricks[: max(3, height - len(lines) - 4)]
-    table = fitting_table(look, "Bricks", columns, rows, width)
-    return Group(*(look.text(line) for line in lines), table)
+def _can_redraw(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def _can_show_app(console: Console) -> bool:
+    """Whether textual is there, and keys and every character of the screen reach us."""
+    known = importlib.util.find_spec("textual") is not None
+    return known and sys.stdin.isatty() and Look.of(console).unicode
+
+
+def _title(process: WatchedProcess) -> str:
+    name = recorded_name(process)
+    return name if name == f"process {process.pid}" else f"{name} (process {process.pid})"
+
+
+def _run_app(process: WatchedProcess, interval: float) -> None:
+    from brickline.top.app import TopApp
+
+    app = TopApp(process, interval)
+    app.run()
+    for path in app.saved:
+        typer.echo(f"Saved {path}; show it with `brickline report {path}`")
+    if app.return_code:  # textual has printed what happened
+        raise typer.Exit(2)
 
 
 def _print_frame(console: Console, process: WatchedProcess, frame: Frame) -> None:
-    console.print(render_frame(frame, process.pid, Look.of(console), console.width, 10_000))
+    console.print(render_frame(frame, _title(process), Look.of(console), console.width))
 
 
-def _show_live(console: Console, process: WatchedProcess, interval: float) -> None:
-    with Live(console=console, auto_refresh=False) as live:
+def _redraw(console: Console, process: WatchedProcess, interval: float) -> None:
+    look, title = Look.of(console), _title(process)
+    if importlib.util.find_spec("textual") is None:
+        console.print(look.text(WITHOUT_TEXTUAL, "dim"))
+    with Redrawn(console=console, auto_refresh=False) as redrawn:
         for frame in frames(process, interval):
-            look = Look.of(console)
-            shown = render_frame(frame, process.pid, look, console.width, console.height)
-            live.update(shown, refresh=True)
+            shown = render_frame(frame, title, look, console.width, console.height)
+            redrawn.update(shown, refresh=True)

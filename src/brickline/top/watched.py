@@ -2,7 +2,8 @@
 
 Reads /proc and opens spools for reading; it never signals, stops or writes to the process. A spool
 is opened as soon as it is seen and read through its descriptor from then on, so that a run which
-is removed when the process ends can still be read.
+is removed when the process ends can still be read. The memory map of the process is read seldom:
+the kernel holds the process's own lock while it writes the map out.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import os
 import re
 import select
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from brickline.errors import ProcessError, RunError
 from brickline.runs import Part
-from brickline.spools import read_part
+from brickline.spools import read_part, read_statistics
 
 _MAPPING = re.compile(r"(\S+) \S+ \S+ \S+ (\d+) +(/.*\.spool)(?: \(deleted\))?")
 """A line of /proc/PID/maps: addresses, permissions, offset, device, inode, path."""
+LOOK_AROUND_S = 1.0
+"""How often new spools are looked for."""
 
 
 class WatchedProcess:
@@ -35,6 +40,9 @@ class WatchedProcess:
         self.pid = pid
         self.ended = False
         self._spools: dict[int, int] = {}
+        self._paths: dict[int, Path] = {}
+        self._lock = threading.Lock()
+        self._looked_s = float("-inf")
         self._started = _start_time(pid)
         if self._started is None:
             raise ProcessError(
@@ -43,7 +51,7 @@ class WatchedProcess:
             )
         self._pidfd = _pidfd(pid)
         try:
-            self._open_spools()
+            self._look_around()
         except PermissionError:
             self.close()
             raise ProcessError(
@@ -80,14 +88,44 @@ class WatchedProcess:
             self._pidfd = None
 
     def parts(self) -> list[Part]:
-        """Return what is recorded by now, without spools that cannot be read at this moment."""
-        if not self.ended:
+        """Return all that is recorded by now, without spools that cannot be read at this moment."""
+        return self._read(read_part)
+
+    def statistics(self) -> list[Part]:
+        """Return nodes, slots and facts by now, as `spools.read_statistics` does."""
+        return self._read(read_statistics)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Where the spools lie, as their process names them."""
+        return [path for path, _ in self._places()]
+
+    @contextmanager
+    def held_spools(self) -> Iterator[list[tuple[Path, Path]]]:
+        """Give for each spool where it lies and a path that opens it, to any thread.
+
+        What is given stays readable inside the block, even where the process begins anew.
+        """
+        held: list[tuple[Path, int]] = []
+        try:
+            with self._lock:
+                held += [(path, os.dup(descriptor)) for path, descriptor in self._places()]
+            yield [(path, _through(descriptor)) for path, descriptor in held]
+        finally:
+            for _, descriptor in held:
+                os.close(descriptor)
+
+    def _places(self) -> list[tuple[Path, int]]:
+        return [(self._paths[inode], descriptor) for inode, descriptor in self._spools.items()]
+
+    def _read(self, read: Callable[[Path], Part]) -> list[Part]:
+        if not self.ended and time.monotonic() - self._looked_s >= LOOK_AROUND_S:
             with suppress(OSError):
-                self._open_spools()
+                self._look_around()
         parts = []
         for descriptor in self._spools.values():
             with suppress(RunError):
-                parts.append(read_part(Path(f"/proc/self/fd/{descriptor}")))
+                parts.append(read(_through(descriptor)))
         return parts
 
     def wait(self, seconds: float) -> bool:
@@ -101,23 +139,42 @@ class WatchedProcess:
             self.ended = _start_time(self.pid) != self._started
         return self.ended
 
-    def _open_spools(self) -> None:
-        """Open the spools that the process maps and that are not open yet."""
+    def _look_around(self) -> None:
+        """Open the spools that the process maps now, and let go of those that it has deleted."""
+        self._looked_s = time.monotonic()
+        mapped = set()
         for line in Path(f"/proc/{self.pid}/maps").read_text(errors="surrogateescape").splitlines():
-            found = _MAPPING.fullmatch(line)
-            if not found or int(found[2]) in self._spools:
+            # Most lines of a large process name libraries.
+            found = _MAPPING.fullmatch(line) if ".spool" in line else None
+            if not found:
                 continue
-            # As this process sees it, as that process sees it, and without a name.
-            names = (
-                found[3],
-                f"/proc/{self.pid}/root{found[3]}",
-                f"/proc/{self.pid}/map_files/{found[1]}",
-            )
-            for name in names:
-                descriptor = _open_inode(name, int(found[2]))
-                if descriptor is not None:
-                    self._spools[int(found[2])] = descriptor
-                    break
+            mapped.add(int(found[2]))
+            if int(found[2]) not in self._spools:
+                self._open(found[1], int(found[2]), found[3])
+        # A profiler that was reset goes on in another spool. Where none is left, its last is shown.
+        for inode in set(self._spools) - mapped if mapped else ():
+            if os.fstat(self._spools[inode]).st_nlink == 0:
+                with self._lock:
+                    os.close(self._spools.pop(inode))
+
+    def _open(self, addresses: str, inode: int, path: str) -> None:
+        # As this process sees it, as that process sees it, and without a name.
+        places = (
+            path,
+            f"/proc/{self.pid}/root{path}",
+            f"/proc/{self.pid}/map_files/{addresses}",
+        )
+        for place in places:
+            descriptor = _open_inode(place, inode)
+            if descriptor is not None:
+                named = Path(path if place == path else f"/proc/{self.pid}/root{path}")
+                with self._lock:
+                    self._paths[inode], self._spools[inode] = named, descriptor
+                return
+
+
+def _through(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}")
 
 
 def _open_inode(name: str, inode: int) -> int | None:
