@@ -21,6 +21,7 @@
     ├── CompileError              the compiler refused a source; its words are in the message
     ├── CacheError                a cache directory that cannot be trusted or used
     ├── ProcessError              a process that is gone, not ours, or records nothing
+    ├── ExportError               an export that could not be written, sent or served
     └── InternalError             a bug in brickline; never a subclass of UsageError
 
 A divergence or an exceeded budget is a result, not an exception. Messages give what was
@@ -110,6 +111,10 @@ class CacheError(BricklineError):
 
 class ProcessError(BricklineError):
     """A process is gone, belongs to someone else, or records no bricks."""
+
+
+class ExportError(BricklineError):
+    """An export could not be written, sent or served."""
 
 
 class InternalError(BricklineError):

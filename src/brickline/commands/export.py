@@ -1,0 +1,235 @@
+"""``brickline export``: a run in the form that another tool reads, as a file, sent or served."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brickline.errors import ExportError, UsageError
+from brickline.export.otlp import Requests, refusals, requests_of_run
+from brickline.export.otlp_http import Endpoint, Sender
+from brickline.export.perfetto import Drawn, write_perfetto
+from brickline.export.prometheus import exposition_text
+from brickline.export.serving import PORT, MetricsServer, families_of_path
+from brickline.export.target import placed, refuse_taken_target
+from brickline.graph import ExecutionGraph
+from brickline.profile import profile_from_run
+from brickline.report.as_csv import profile_csv
+from brickline.report.as_json import profile_json
+from brickline.runs import Run
+
+
+class Form(StrEnum):
+    """What a run can be exported to."""
+
+    PERFETTO = "perfetto"
+    OTLP = "otlp"
+    PROMETHEUS = "prometheus"
+    DOT = "dot"
+    CSV = "csv"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for beside the form and the target."""
+
+    force: bool = False
+    endpoint: Endpoint | None = None
+    spans: int = 10_000
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The run to export.", metavar="RUN")],
+    to: Annotated[Form, typer.Option("--to", help="The form to write.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Where to; default: text to the terminal, else a file named after the run.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="otlp: send to a receiver, such as http://127.0.0.1:4318."
+        ),
+    ] = None,
+    spans: Annotated[
+        int, typer.Option(min=0, metavar="N", help="otlp: spans at most, the newest.")
+    ] = 10_000,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="prometheus: answer scrapes on 127.0.0.1.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", help="prometheus: where to serve; 0: any free one.")
+    ] = PORT,
+) -> None:
+    """Write a run for Perfetto, OpenTelemetry, Prometheus, Graphviz, spreadsheets or programs.
+
+    Example: brickline export decode.brick --to perfetto
+    """
+    if endpoint is not None and to is not Form.OTLP:
+        raise UsageError(f"--endpoint is for --to otlp, got --to {to.value}")
+    if serve and to is not Form.PROMETHEUS:
+        raise UsageError(f"--serve is for --to prometheus, got --to {to.value}")
+    if serve and out is not None:
+        raise UsageError("expected --serve or -o, got both; a served run is written nowhere")
+    options = Options(force, Endpoint(endpoint) if endpoint is not None else None, spans)
+    if serve:
+        _serve(run, port)
+        return
+    opened = Run.open(run)
+    for problem in opened.problems:
+        _say(f"left out: {problem}")
+    if opened.is_live:
+        _say("the run is still being recorded; this is what it held now")
+    TO[to](opened, out, options)
+
+
+def _say(words: str) -> None:
+    typer.echo(f"brickline: {words}", err=True)
+
+
+def _perfetto(run: Run, target: Path | None, options: Options) -> None:
+    file = target or Path(f"{run.path.stem}.perfetto-trace")
+    with placed(file, force=options.force) as stream:
+        drawn = write_perfetto(run, stream)
+    _say(f"wrote {file}: {_drawn_words(drawn)}")
+    if not drawn.slices and not drawn.instants:
+        _say("nothing in it has a time: record with timeline_steps=N, or trace launches")
+    else:
+        _say("open it at https://ui.perfetto.dev; the file stays on this machine")
+
+
+def _drawn_words(drawn: Drawn) -> str:
+    words = f"{drawn.slices:,} slices on {drawn.tracks:,} tracks, {drawn.flows:,} flows"
+    if drawn.overlapping:
+        words += f"; {drawn.overlapping:,} overlap others and have further tracks"
+    if drawn.untimed:
+        words += f"; {drawn.untimed:,} entries without a time are not in it"
+    return words
+
+
+def _otlp(run: Run, target: Path | None, options: Options) -> None:
+    # A name that is taken is said before the work; without a file it is asked for on a failure.
+    files = _otlp_files(run, target)
+    if target is not None or options.endpoint is None:
+        for file in files.values():
+            refuse_taken_target(file, force=options.force)
+    found = requests_of_run(run, profile_from_run(run), limit=options.spans)
+    if target is not None or options.endpoint is None:
+        _write_requests(found, files, force=options.force)
+    if options.endpoint is not None:
+        _send(found, options.endpoint, files, kept=target is not None)
+    if found.left_out:
+        _say(f"{found.left_out:,} older or inner spans are not in it; raise --spans for more")
+    if found.untimed:
+        _say(f"{found.untimed:,} entries have no start and end, so they are no spans")
+
+
+def _otlp_files(run: Run, target: Path | None) -> dict[str, Path]:
+    file = target or Path(f"{run.path.stem}.otlp")
+    return {signal: file.with_name(f"{file.name}.{signal}.pb") for signal in ("traces", "metrics")}
+
+
+def _write_requests(found: Requests, files: Mapping[str, Path], *, force: bool) -> None:
+    for signal, file in files.items():
+        with placed(file, force=force) as stream:
+            stream.writelines(found.bodies[signal])
+    said = " and ".join(str(file) for file in files.values())
+    _say(f"wrote {said}: {found.spans:,} spans, {found.histograms:,} histograms")
+
+
+def _send(found: Requests, endpoint: Endpoint, files: Mapping[str, Path], *, kept: bool) -> None:
+    try:
+        sent = Sender(endpoint).send(found.bodies)
+    except ExportError as error:
+        if not kept:
+            _write_requests(found, _free(files), force=False)
+        raise ExportError(f"{error}; nothing is lost: the files hold all of it") from None
+    words = f"sent {found.spans:,} spans and {found.histograms:,} histograms to {endpoint.url}"
+    _say(words + (f", {sent.repeats} requests again" if sent.repeats else ""))
+    refused = refusals(sent.answers)
+    for each in refused:
+        _say(f"the receiver did not take everything: {each}")
+    if refused:
+        raise typer.Exit(1)
+
+
+def _free(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return names that are not taken, so that what could not be sent replaces nothing."""
+    for number in range(1, 1000):
+        more = "" if number == 1 else f"-{number}"
+        found = {
+            signal: file.with_name(file.name.replace(f".{signal}.pb", f"{more}.{signal}.pb"))
+            for signal, file in files.items()
+        }
+        if not any(file.exists() for file in found.values()):
+            return found
+    return dict(files)
+
+
+def _prometheus(run: Run, target: Path | None, options: Options) -> None:
+    _text(exposition_text(families_of_path(run.path)), target, options)
+
+
+def _serve(run: Path, port: int) -> None:
+    families_of_path(run)  # what is wrong with the run is said before anybody scrapes
+    with MetricsServer(lambda: families_of_path(run), port) as server:
+        try:
+            _say(f"serving {server.url}; leave with Ctrl-C")
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            _say("stopped")
+
+
+def _dot(run: Run, target: Path | None, options: Options) -> None:
+    drawn = [part.graph for part in run.parts if len(part.graph.nodes)]
+    if not drawn:
+        raise UsageError(
+            f"{run.path} holds no execution graph; record with BrickProfiler(graph=True)"
+        )
+    graphs = (ExecutionGraph.from_tables(tables, drop_torn_tail=True) for tables in drawn)
+    _text("".join(graph.to_dot() for graph in graphs), target, options)
+
+
+def _csv(run: Run, target: Path | None, options: Options) -> None:
+    _text(profile_csv(profile_from_run(run)), target, options)
+
+
+def _json(run: Run, target: Path | None, options: Options) -> None:
+    _text(profile_json(profile_from_run(run)) + "\n", target, options)
+
+
+def _text(text: str, target: Path | None, options: Options) -> None:
+    """Write text to a file, or to the terminal where none was named."""
+    data = text.encode("utf-8", "replace")
+    if target is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    with placed(target, force=options.force) as stream:
+        stream.write(data)
+    _say(f"wrote {target}")
+
+
+TO: Mapping[Form, Callable[[Run, Path | None, Options], None]] = {
+    Form.PERFETTO: _perfetto,
+    Form.OTLP: _otlp,
+    Form.PROMETHEUS: _prometheus,
+    Form.DOT: _dot,
+    Form.CSV: _csv,
+    Form.JSON: _json,
+}
+"""How each form is written."""
