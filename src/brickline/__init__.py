@@ -1,35 +1,33 @@
 """brickline finds the kernel that went wrong and the brick that is slow.
 
-What a program that only records does not need is loaded when it is first used, so that such a
-program starts quickly.
+Every name is loaded when it is first used, so that a program starts quickly and a test runner that
+finds the plugin pays for nothing that no test asks for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from brickline.bricks import BrickCategory, BrickId
-from brickline.device.base import Sampling, SyncMode
-from brickline.errors import BricklineError
-from brickline.graph import ExecutionGraph
-from brickline.profiler import BrickProfiler
-from brickline.runs import Run
-from brickline.tiles import TileLevel
-from brickline.traces import KernelTrace
-
 if TYPE_CHECKING:
     from brickline.adapters.recording import record
+    from brickline.bricks import BrickCategory, BrickId
     from brickline.buffers import Buffer, as_buffer
     from brickline.cache import CachedKernel, KernelCache
     from brickline.checker import check
     from brickline.checksums import DivergenceInfo, KernelChecksum, fnv1a_f32
     from brickline.comparison.comparing import compare
-    from brickline.device.base import open_device
+    from brickline.device.base import Sampling, SyncMode, open_device
+    from brickline.errors import BricklineError
     from brickline.fingerprints import Fingerprint, distance, fingerprint
+    from brickline.graph import ExecutionGraph
     from brickline.kernel import Kernel
     from brickline.kernel_arguments import Access, Param, Scalar
     from brickline.profile import Profile
     from brickline.profile_rows import TileStats
+    from brickline.profiler import BrickProfiler
+    from brickline.runs import Run
     from brickline.stats import BrickBottleneck, BrickStats, CategoryStats
+    from brickline.tiles import TileLevel
+    from brickline.traces import KernelTrace
     from brickline.verdicts import DivergenceReport, Finding, Verdict
 
 __all__ = [
@@ -74,20 +72,30 @@ __all__ = [
 _LATER = {
     "Access": "brickline.kernel_arguments",
     "BrickBottleneck": "brickline.stats",
+    "BrickCategory": "brickline.bricks",
+    "BrickId": "brickline.bricks",
+    "BrickProfiler": "brickline.profiler",
     "BrickStats": "brickline.stats",
+    "BricklineError": "brickline.errors",
     "Buffer": "brickline.buffers",
     "CachedKernel": "brickline.cache",
     "CategoryStats": "brickline.stats",
     "DivergenceInfo": "brickline.checksums",
     "DivergenceReport": "brickline.verdicts",
+    "ExecutionGraph": "brickline.graph",
     "Finding": "brickline.verdicts",
     "Fingerprint": "brickline.fingerprints",
     "Kernel": "brickline.kernel",
     "KernelCache": "brickline.cache",
     "KernelChecksum": "brickline.checksums",
+    "KernelTrace": "brickline.traces",
     "Param": "brickline.kernel_arguments",
     "Profile": "brickline.profile",
+    "Run": "brickline.runs",
+    "Sampling": "brickline.device.base",
     "Scalar": "brickline.kernel_arguments",
+    "SyncMode": "brickline.device.base",
+    "TileLevel": "brickline.tiles",
     "TileStats": "brickline.profile_rows",
     "Verdict": "brickline.verdicts",
     "as_buffer": "brickline.buffers",
@@ -109,3 +117,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(module), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """List names that are not loaded yet too, for whoever completes them."""
+    return sorted({*globals(), *__all__})

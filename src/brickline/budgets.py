@@ -120,6 +120,11 @@ def parse_budgets(text: str, source: str = "budgets") -> Budgets:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BudgetError(f"expected TOML in {source}: {error}") from None
+    return budgets_from_document(document, source)
+
+
+def budgets_from_document(document: Mapping[str, Any], source: str = "budgets") -> Budgets:
+    """Read budgets from the tables that a file would hold; see `load_budgets`."""
     budgets: list[Budget] = []
     for scope, table in document.items():
         known = _known_key(scope, METRICS, source, scope)

@@ -602,6 +602,11 @@ class ExecutionGraph:
         containers = self._store.containers().tolist()
         return tree(self.nodes(), containers, max_depth=max_depth, max_rows=max_rows)
 
+    def _repr_html_(self) -> str:
+        from brickline.graph_views import tree_html
+
+        return tree_html(self)
+
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the graph as JSON of a versioned form; `from_json` reads it back."""
         from brickline.graph_views import json_text

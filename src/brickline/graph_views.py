@@ -5,6 +5,7 @@ Owns only presentation; it reads a graph through its public calls and changes no
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 JSON_FORMAT = "brickline-graph"
 JSON_VERSION = 1
 MAX_TREE_DEPTH = 200
+NOTEBOOK_ROWS = 60
+"""Rows of the tree in a notebook's output."""
 # Above this, readers that hold numbers as doubles lose digits; such integers are written as text.
 _EXACT_IN_DOUBLE = 2**53
 
@@ -193,6 +196,13 @@ def tree(
             f"left out: {left} of {len(nodes)} nodes (max_depth={max_depth}, max_rows={max_rows})"
         )
     return "\n".join(view.lines)
+
+
+def tree_html(graph: ExecutionGraph) -> str:
+    """Return containment for a notebook's output: the tree as plain text, with a few rows."""
+    shown = graph.to_tree(max_rows=NOTEBOOK_ROWS)
+    plain = "".join(each if each.isprintable() or each == "\n" else "�" for each in shown)
+    return f"<pre>{html.escape(plain)}</pre>"
 
 
 # Critical path

@@ -150,6 +150,16 @@ class Profile:
         """
         return check_profile(self, repeats or ())
 
+    def _repr_html_(self) -> str:
+        from brickline.report.notebook import profile_html
+
+        return profile_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        from brickline.report.text import profile_text
+
+        printer.text(profile_text(self))
+
 
 def profile_from_run(run: Run) -> Profile:
     """Make the tables of a run, live or finished."""

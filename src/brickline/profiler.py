@@ -437,6 +437,11 @@ class BrickProfiler(_core.ProfilerCore, TracedLaunches):
 
         return profile_json(self.profile())
 
+    def _repr_html_(self) -> str:
+        from brickline.report.notebook import profile_html
+
+        return profile_html(self.profile())
+
     # --------------------------------------------------------------------- calls that delegate
 
     def record_elapsed(
