@@ -321,6 +321,7 @@ class Taker {
     }
     // For all lanes, which hold the same.
     __device__ void keep(const Walk& walk) {
+        __syncwarp();  // nobody still reads what was kept before
         if (m_lane == 0) m_team.walk[threadIdx.x / 32] = walk;
         __syncwarp();
     }
