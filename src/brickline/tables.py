@@ -6,7 +6,6 @@ hold is the matter of `table_columns`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,15 +18,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from brickline.errors import UsageError
-from brickline.run_directory import write_json
 from brickline.spools import Part, spools_of_run, stamp_of_spool
 from brickline.table_columns import SCHEMAS, Columns, Masked, columns_of
+from brickline.table_index import TABLES_VERSION, is_up_to_date, write_index
 
 if TYPE_CHECKING:
     from brickline.runs import Run
-
-TABLES_VERSION = 1
-"""Version of the columns; tables of another version are published anew."""
 
 
 def table_from_run(run: Run, name: str) -> pa.Table:
@@ -52,19 +48,17 @@ def publish_tables(run: Run) -> Path:
         OSError: if the disk refuses.
     """
     directory = run.path / "tables"
-    index = directory / "index.json"
-    if _is_up_to_date(index, run):
+    if is_up_to_date(directory, _source(run), SCHEMAS):
         return directory
     directory.mkdir(mode=0o700, exist_ok=True)
     rows = {name: _publish(run, name, directory) for name in SCHEMAS}
     document = {
-        "format": "brickline-tables",
-        "version": TABLES_VERSION,
         "complete": all(part.final for part in run.parts),
         "source": _source(run),
         "rows": rows,
+        "problems": len(run.problems),
     }
-    write_json(index, document)
+    write_index(directory, document)
     return directory
 
 
@@ -94,20 +88,6 @@ def _replacing(path: Path) -> Iterator[Any]:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def _is_up_to_date(index: Path, run: Run) -> bool:
-    try:
-        found = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return (
-        isinstance(found, dict)
-        and found.get("version") == TABLES_VERSION
-        and found.get("complete") is True
-        and found.get("source") == _source(run)
-        and all((index.parent / f"{name}.parquet").exists() for name in SCHEMAS)
-    )
 
 
 def _source(run: Run) -> dict[str, list[int]]:

@@ -17,7 +17,8 @@ MODULES = sorted(
 )
 EXTRAS = {"torch", "cuda", "triton", "textual", "duckdb", "opentelemetry", "ray"}
 LOOKING = {"profile", "profile_checks", "profile_rows", "profile_tables", "node_table", "nodes"}
-LOOKING |= {"stats", "histogram", "roofline", "budgets", "report"}
+LOOKING |= {"stats", "histogram", "roofline", "budgets", "report", "export"}
+LOOKING |= {"query", "query_views", "regressions", "student"}
 TRACED = {"launch_traces", "trace_comparison", "trace_sides"}
 """What a profiler loads when a launch is traced or compared: these read tensors with NumPy."""
 
@@ -84,6 +85,13 @@ def test_nothing_imports_the_commands(module: str) -> None:
     assert "commands" not in rooms(module)
 
 
+@pytest.mark.parametrize(
+    "module", [each for each in MODULES if room(each) not in ("commands", "export")]
+)
+def test_nothing_but_the_commands_imports_exports(module: str) -> None:
+    assert "export" not in rooms(module)
+
+
 KERNELS = {"buffers", "dtypes", "kernel", "kernel_source", "symbolic"}
 
 
@@ -117,7 +125,10 @@ def test_the_rooms_of_the_profiler_do_not_know_it_or_runs(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", in_rooms("runs", "run_directory", "spools", "tables", "circumstances")
+    "module",
+    in_rooms(
+        "runs", "run_directory", "run_paths", "spools", "tables", "table_index", "circumstances"
+    ),
 )
 def test_runs_know_neither_who_writes_nor_who_looks(module: str) -> None:
     assert not rooms(module) & {"profiler", "profile", "report", "device", "stats", "peaks"}
@@ -129,11 +140,21 @@ def test_the_profiler_looks_only_when_asked() -> None:
     assert when_asked <= {"profile", "stats", "report"}
 
 
+@pytest.mark.parametrize("module", in_rooms("top"))
+def test_the_watcher_looks_and_is_known_to_its_command_alone(module: str) -> None:
+    allowed = LOOKING | {"top", "abi", "bricks", "errors", "runs", "run_directory", "spools"}
+    assert rooms(module) <= allowed
+    others = [each for each in MODULES if room(each) not in ("top", "commands")]
+    assert not [each for each in others if "top" in rooms(each)]
+
+
 @pytest.mark.parametrize("module", in_rooms(*LOOKING))
 def test_the_looking_half_needs_no_device_and_no_profiler(module: str) -> None:
     assert not rooms(module) & {"device", "profiler", "timers", "tiles", "traces", "adapters"}
     if room(module) != "report":
-        assert "report" not in rooms(module)
+        # A profile in a notebook shows itself; the report is loaded when it does.
+        late = module == "profile"
+        assert "report" not in rooms(module, lazy=False if late else None)
 
 
 @pytest.mark.parametrize("module", [each for each in MODULES if room(each) != "commands"])
@@ -141,9 +162,12 @@ def test_imports_inside_functions_are_few(module: str) -> None:
     """They hide a direction. They stand for views of a whole: its report, its exports, Parquet."""
     allowed = {
         "profiler": {"profile", "stats", "report"},
+        "profile": {"report"},
+        "pytest_plugin": {"pytest_marks", "pytest_reports"},
         "traced_launches": TRACED,
         "graph": {"graph_views"},
         "runs": {"tables"},
+        "query": {"tables", "table_columns"},
         "device.base": {"buffers"},
         "verdicts": {"report"},
         "adapters.recording": {"adapters"},
@@ -164,7 +188,18 @@ def test_rooms_of_torch_are_entered_late(module: str) -> None:
     assert not [name for name, lazy in of_module(module) if not lazy and works_on_tensors(name)]
 
 
-@pytest.mark.parametrize("module", [each for each in MODULES if not works_on_tensors(each)])
+DRAWN = {"top.app", "top.panels", "top.screens"}
+"""Modules that are textual through and through; the command loads them when it shows them."""
+
+
+def test_the_terminal_interface_is_loaded_late() -> None:
+    for module in set(MODULES) - DRAWN:
+        assert not [name for name, lazy in of_module(module) if name in DRAWN and not lazy]
+
+
+@pytest.mark.parametrize(
+    "module", [each for each in MODULES if not works_on_tensors(each) and each not in DRAWN]
+)
 def test_no_extra_is_imported_with_its_module(module: str) -> None:
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     for name, lazy in imports(ast.parse(path.read_text(encoding="utf-8"))):
@@ -188,8 +223,8 @@ def closure(module: str) -> set[str]:
 
 
 def test_what_the_public_face_imports_is_light() -> None:
-    reached = closure("__init__")
-    for module in reached:
+    recording = ("__init__", "profiler", "runs", "graph", "traces", "tiles", "device.base")
+    for module in {each for start in recording for each in closure(start)}:
         path = PACKAGE / f"{module.replace('.', '/')}.py"
         for name, lazy in imports(ast.parse(path.read_text(encoding="utf-8"))):
             if not lazy:

@@ -73,7 +73,7 @@ def test_the_package_holds_nothing_else() -> None:
     """Imports, the list of names, and the loader of the looking half; nothing else is public."""
     module = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
-    assert functions == ["__getattr__"]
+    assert functions == ["__getattr__", "__dir__"]
     for name in brickline.__all__:
         getattr(brickline, name)  # loads the looking half
     public = {

@@ -273,17 +273,27 @@ def layer_of(path: str, model: nn.Module, lists: set[int] | None = None) -> int:
     A number counts under a name that is usual for layers, or in a ModuleList that is not one of
     experts.
     """
-    found = _LAYER.search(path)
-    if found:
-        return int(found[1])
-    for number in _NUMBERED.finditer(path):
-        parent = path[: number.start()]
-        if parent.rpartition(".")[2] in ("experts", "heads"):
-            continue
+    for parent, number in layers_said(path):
+        if parent is None:
+            return number
         holder = model.get_submodule(parent)
         if isinstance(holder, nn.ModuleList) and (lists is None or id(holder) in lists):
-            return int(number[1])
+            return number
     return -1
+
+
+def layers_said(path: str) -> Iterator[tuple[str | None, int]]:
+    """Yield the numbers of a path that may be its layer, the likeliest first, with their holder.
+
+    The holder is None under a name that is usual for layers, where nothing is left to look at.
+    """
+    found = _LAYER.search(path)
+    if found:
+        yield None, int(found[1])
+    for number in _NUMBERED.finditer(path):
+        parent = path[: number.start()]
+        if parent.rpartition(".")[2] not in ("experts", "heads"):
+            yield parent, int(number[1])
 
 
 _B = BrickId

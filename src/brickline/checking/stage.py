@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
+from brickline.adapters.torch_sites import layers_said
 
 OUTPUT = "output"
 """Pseudo-operation: the value with which a module returns."""
@@ -159,9 +160,8 @@ def is_compiled(module: Any) -> bool:
 
 
 def layer_of(path: str) -> int | None:
-    """Return the layer that a dotted path lies in: its first number."""
-    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-    return int(found.group(1)) if found else None
+    """Return the layer that a dotted path says: its number under a usual name, else its first."""
+    return next((number for _, number in layers_said(path)), None)
 
 
 def _name_of(root: Any) -> str:

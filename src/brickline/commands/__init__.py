@@ -18,7 +18,9 @@ from brickline.commands.check import check
 from brickline.commands.compare import compare
 from brickline.commands.demo import demo
 from brickline.commands.doctor import doctor
+from brickline.commands.export import export
 from brickline.commands.kernels import kernels
+from brickline.commands.query import query
 from brickline.commands.report import report
 from brickline.commands.run import run
 from brickline.commands.top import top
@@ -44,7 +46,9 @@ app.command(
     },
 )(run)
 app.command()(report)
+app.command()(query)
 app.command()(top)
+app.command()(export)
 app.add_typer(kernels, name="kernels")
 app.command()(doctor)
 app.command()(bench)

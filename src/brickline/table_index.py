@@ -1,0 +1,61 @@
+"""The index of a run's published tables: what they were made from, and whether that still holds.
+
+Knows neither columns nor rows, so it needs no pyarrow: whoever only wants to know whether the
+tables are there does not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from brickline.run_directory import write_json
+from brickline.spools import spools_of_run, stamp_of_spool
+
+TABLES_VERSION = 1
+"""Version of the columns; tables of another version are published anew."""
+
+
+def write_index(directory: Path, document: Mapping[str, Any]) -> None:
+    """Write the index beside its tables, whole or not at all; it comes after them."""
+    about = {"format": "brickline-tables", "version": TABLES_VERSION}
+    write_json(directory / "index.json", {**about, **document})
+
+
+def is_up_to_date(directory: Path, source: Mapping[str, list[int]], tables: Iterable[str]) -> bool:
+    """Return whether these tables lie there and were made from spools of this size and time."""
+    return _current(directory, source, tables) is not None
+
+
+def published_rows(path: Path, tables: Iterable[str]) -> dict[str, int] | None:
+    """Return how many rows each published table of a run has, without reading a spool.
+
+    None where the tables are missing or out of date, or where something was left out of them
+    because it is damaged: whoever opens the run itself is told so.
+    """
+    source = {spool.name: list(stamp_of_spool(spool)) for spool in spools_of_run(path)}
+    found = _current(path / "tables", source, tables)
+    if found is None or found.get("problems") != 0:
+        return None
+    rows: dict[str, int] = found["rows"]
+    return rows
+
+
+def _current(
+    directory: Path, source: Mapping[str, list[int]], tables: Iterable[str]
+) -> dict[str, Any] | None:
+    try:
+        found = json.loads((directory / "index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    holds = (
+        isinstance(found, dict)
+        and found.get("version") == TABLES_VERSION
+        and found.get("complete") is True
+        and found.get("source") == source
+        and isinstance(found.get("rows"), dict)
+        and all((directory / f"{name}.parquet").exists() for name in tables)
+    )
+    return found if holds else None
