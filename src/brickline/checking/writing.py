@@ -16,7 +16,7 @@ from brickline.checking.backward_writing import (
     backward_rows,
 )
 from brickline.checking.endings import ending
-from brickline.checking.facts import Fact
+from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.session import Position, Session
 from brickline.checking.stage import INPUT, layer_of
 from brickline.verdicts import (
@@ -138,7 +138,7 @@ class _Writer:
             op=_op(fact),
             z=fact.ratios.z,
             local_error=fact.ratios.relative_l2,
-            reason=fact.notes.get("reason") or _REASONS.get(fact.verdict),
+            reason=fact.notes.get("reason") or _reason_of(fact),
         )
 
     def table(self) -> VerdictTable:
@@ -205,12 +205,23 @@ class _Writer:
         return Coverage(compared, total, tuple(dict.fromkeys(notes)))
 
 
+COARSER = (
+    "it rounds more than the reference does: each of its operations is within its own bound, "
+    "and in float64 it computes the same"
+)
 _LISTED = frozenset({Verdict.WATCH, Verdict.NONDETERMINISTIC, Verdict.UNKNOWN})
 _REASONS: Mapping[Verdict, str] = {
     Verdict.WATCH: "more than the clean limit, less than twice it",
     Verdict.NONDETERMINISTIC: "two executions of the candidate differ by as much",
     Verdict.UNKNOWN: "several modules had a hand in it and none stands out",
 }
+
+
+def _reason_of(fact: Fact) -> str | None:
+    """Return why a value is listed: what was excused although it is beyond the limit says so."""
+    if fact.verdict is Verdict.WATCH and fact.ratios.z > CULPRIT_LIMIT:
+        return COARSER
+    return _REASONS.get(fact.verdict)
 
 
 def _op(fact: Fact) -> str:
@@ -294,6 +305,8 @@ def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
     lines = []
     if worst is not None and worst.z:
         lines.append(f"the largest z is {worst.z:.2g}, at {worst.name}; 1 is the clean limit")
+        if worst.z > CULPRIT_LIMIT:
+            lines.append(COARSER)
     if report.final_error is not None and report.noise_floor is not None:
         lines.append(
             f"the first output differs by {report.final_error:.2g}; rounding makes "
@@ -305,7 +318,10 @@ def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
 def _open_line(report: DivergenceReport) -> str:
     for each in report.findings:
         if each.verdict is Verdict.UNKNOWN:
-            return f"something is wrong at or before {each.name}; no single module stands out"
+            at_or_before = (
+                f"something is wrong at or before {each.name}; no single module stands out"
+            )
+            return each.reason if each.reason != _REASONS[Verdict.UNKNOWN] else at_or_before
     if report.coverage.notes:
         return f"not shown either way: {report.coverage.notes[0]}"
     return "not shown either way: nothing could be compared"
