@@ -10,7 +10,8 @@ loaded only where tables are made in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from brickline.query_views import (
     quoted,
     views_for,
 )
-from brickline.run_directory import read_manifest
+from brickline.run_directory import read_manifest, resolved
 from brickline.run_paths import run_labels
 from brickline.runs import Run
 from brickline.table_index import published_rows
@@ -94,6 +95,7 @@ class Database:
 
     def __init__(self, connection: Any, notes: list[str]) -> None:
         self._connection = connection
+        self._worker = ThreadPoolExecutor(1, "brickline-query")
         self.notes = notes
 
     def ask(self, sql: str) -> Answer:
@@ -109,16 +111,35 @@ class Database:
             kinds = [each.type for each in statements]
             if kinds != [duckdb.StatementType.SELECT]:
                 raise UsageError(_not_one_select([each.name for each in kinds]))
-            cursor = self._connection.execute(statements[0])
+            cursor = self._held(lambda: self._connection.execute(statements[0]))
             about = cursor.description
         except duckdb.Error as error:
             raise _refused(error) from None
         names, types = [each[0] for each in about], [str(each[1]) for each in about]
-        return Answer(tuple(names), tuple(types), _rows(cursor, duckdb.Error))
+        return Answer(tuple(names), tuple(types), self._rows(cursor, duckdb.Error))
 
     def close(self) -> None:
         """Forget everything."""
+        self._worker.shutdown()
         self._connection.close()
+
+    def _rows(self, cursor: Any, refusal: type[Exception]) -> Iterator[tuple[Any, ...]]:
+        try:
+            while some := self._held(lambda: cursor.fetchmany(_AT_ONCE)):
+                yield from some
+        except refusal as error:
+            raise _refused(error) from None
+
+    def _held(self, work: Callable[[], Any]) -> Any:
+        """Return what DuckDB gives, and end it on Ctrl-C, for which it looks only now and then."""
+        future = self._worker.submit(work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            while not future.cancel() and not future.done():
+                self._connection.interrupt()
+                wait([future], timeout=0.1)
+            raise
 
     def __enter__(self) -> Database:
         return self
@@ -194,7 +215,7 @@ def _shut(connection: Any, directories: Sequence[Path]) -> None:
 
 def _source(path: Path, label: str) -> _Source:
     """Open a run: its published tables, which are published now where they can be, or itself."""
-    directory = path.resolve()
+    directory = resolved(path)
     manifest = read_manifest(directory)
     rows = published_rows(directory, TABLES)
     if rows is not None:
@@ -298,16 +319,9 @@ def _notes(source: _Source) -> Iterator[str]:
         yield f"{source.path} is empty: no brick, step or launch was recorded into it"
 
 
-def _rows(cursor: Any, refusal: type[Exception]) -> Iterator[tuple[Any, ...]]:
-    try:
-        while some := cursor.fetchmany(_AT_ONCE):
-            yield from some
-    except refusal as error:
-        raise _refused(error) from None
-
-
 def _refused(error: Exception) -> UsageError:
-    words = str(error).rstrip()
+    """Return what DuckDB says of a question, without the traceback of a module that it lacks."""
+    words = str(error).partition("Traceback (most recent")[0].rstrip()
     return UsageError(f"{words}\nThe views are: {', '.join(about_views())}")
 
 

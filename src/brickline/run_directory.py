@@ -116,7 +116,7 @@ def _checked_manifest(text: str, file: Path, hint: str) -> Document:
 
 def resolved(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path without links, so that a run keeps its place when cwd changes."""
-    return Path(path).expanduser().resolve()
+    return Path(os.path.realpath(os.path.expanduser(path)))
 
 
 def state_directory(*, make: bool = True) -> Path | None:

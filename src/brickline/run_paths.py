@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from brickline.errors import NotARun
-from brickline.run_directory import MANIFEST
+from brickline.run_directory import MANIFEST, resolved
 
 
 def find_runs(given: Iterable[str | Path]) -> list[Path]:
@@ -47,7 +47,7 @@ def _inside(path: Path) -> list[Path]:
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
     """Return short names by which the paths can be told apart: their own, or else whole paths."""
-    short = [path.resolve().name.removesuffix(".brick") for path in paths]
+    short = [resolved(path).name.removesuffix(".brick") for path in paths]
     often = Counter(short)
     return [
         name if often[name] == 1 else str(path) for name, path in zip(short, paths, strict=True)

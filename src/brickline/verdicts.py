@@ -19,8 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brickline.errors import RunDamaged, RunError, RunVersion, UsageError
+from brickline.errors import RunDamaged, RunError, RunVersion
 from brickline.traces import KernelTrace
+from brickline.whole_files import whole_file
 
 FORMAT = "brickline-divergence"
 VERSION = 1
@@ -299,14 +300,10 @@ class DivergenceReport:
             RunError: if the disk refuses.
         """
         target = Path(path)
-        if target.exists() and not overwrite:
-            raise UsageError(f"{target} is there already; choose another name, or use --force")
-        staged = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            staged.write_text(self.to_json(), encoding="utf-8")
-            os.replace(staged, target)
+            with whole_file(target, force=overwrite) as file:
+                file.write(self.to_json().encode("utf-8"))
         except OSError as error:
-            staged.unlink(missing_ok=True)
             raise RunError(f"{target}: cannot write the report: {error.strerror}") from error
         return target
 

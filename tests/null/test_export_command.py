@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from brickline import BrickProfiler
 from brickline.commands import app
 from brickline.errors import ExportError, NotARun, RunVersion, UsageError
-from brickline.export.target import placed
 from brickline.profile import profile_from_run
 from brickline.runs import Run
+from brickline.whole_files import whole_file
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,10 @@ def test_a_full_disk_leaves_what_was_there(rich: Path, tmp_path: Path) -> None:
     target.write_text("before", encoding="utf-8")
 
     def fill() -> None:
-        with placed(target, force=True), open("/dev/full", "wb", buffering=0) as full:
+        with whole_file(target, force=True), open("/dev/full", "wb", buffering=0) as full:
             full.write(b"x")
 
-    with pytest.raises(ExportError, match="No space left"):
+    with pytest.raises(OSError, match="No space left"):
         fill()
     assert target.read_text(encoding="utf-8") == "before"
     assert [each.name for each in tmp_path.iterdir()] == ["out"]

@@ -7,9 +7,11 @@ target; status 3 for a comparison that shows nothing either way.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -23,8 +25,11 @@ from brickline.commands.kernels import kernels
 from brickline.commands.query import query
 from brickline.commands.report import report
 from brickline.commands.run import run
+from brickline.commands.streams import say
 from brickline.commands.top import top
 from brickline.errors import BricklineError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="brickline",
@@ -77,19 +82,50 @@ def _options(
 def main() -> None:
     """Run the command line and leave with its status."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what cannot be written any more is said below
     except BricklineError as error:
-        print(f"brickline: {error}", file=sys.stderr)
+        say(str(error))
         sys.exit(2)
     except BrokenPipeError:
-        # The reader has gone, as in `brickline report RUN | head`; that is no failure of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except (KeyboardInterrupt, SystemExit):
+        _leave_reader()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            _report_bug()
+        _drop_output()
+        say(f"cannot write the output: {error.strerror}; free some space, or write elsewhere")
+        sys.exit(2)
+    except SystemExit as leave:
+        # The command line's own library ends with 1 where a reader has gone.
+        if isinstance(leave.__context__, BrokenPipeError):
+            _leave_reader()
+        raise
+    except KeyboardInterrupt:
         raise
     except BaseException:
-        import traceback
+        _report_bug()
 
-        traceback.print_exc()
-        print("brickline: this is a bug in brickline; please report it", file=sys.stderr)
-        sys.exit(2)
+
+def _leave_reader() -> NoReturn:
+    """The reader has gone, as in `brickline report RUN | head`; that is no failure of ours."""
+    _drop_output()
+    sys.exit(0)
+
+
+def _drop_output() -> None:
+    """Give what is still held back a place to go, so that leaving says nothing more of it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.__stdout__):
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+
+
+def _report_bug() -> NoReturn:
+    import traceback
+
+    traceback.print_exc()
+    say("this is a bug in brickline; please report it")
+    sys.exit(2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from brickline.commands.streams import print_document, say
 from brickline.comparison.conditions import differing_circumstances
 from brickline.errors import UsageError
 from brickline.profile import profile_from_run
@@ -33,9 +34,9 @@ def show_changes(
     changes = changes_between(*([profile_from_run(run) for run in side] for side in (runs, base)))
     differing = (*_unfinished([*runs, *base]), *differing_circumstances(runs[0], base[0]))
     if json:
-        typer.echo(changes_json(changes, limit=allowed, circumstances=differing))
+        print_document(f"{changes_json(changes, limit=allowed, circumstances=differing)}\n")
         if not changes.enough:
-            typer.echo(f"brickline: {not_enough(changes)}", err=True)
+            say(not_enough(changes))
     else:
         print_changes(changes, Console(), limit=allowed, most=limit, circumstances=differing)
     if not changes.enough:

@@ -16,11 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from brickline.accept import apply_accepted, load_accepted
 from brickline.accept import write_accept as write_proposal
 from brickline.commands.named import drive_of, inputs_of, load_named, model_of
+from brickline.commands.streams import print_document, say
 from brickline.errors import UsageError
 from brickline.report.divergence import print_divergence
 from brickline.report.html.divergence_page import write_divergence_page
 from brickline.report.html.page import refuse_taken_page
 from brickline.verdicts import DivergenceReport
+from brickline.whole_files import refuse_taken_file
 
 SEED = 0
 """Seeds torch before each factory of the command line, so that two sides draw the same weights."""
@@ -71,8 +73,8 @@ def check(
     """
     _check_usage(candidate, runs, reference, drive, inputs)
     for path in (out, write_accept):
-        if path is not None and path.exists() and not force:
-            raise UsageError(f"{path} is there already; choose another name, or use --force")
+        if path is not None:
+            refuse_taken_file(path, force=force)
     if html is not None:
         refuse_taken_page(html, force=force)
     load_accepted(accept)  # a mistake in it is said before the work
@@ -84,10 +86,10 @@ def check(
         found = _check_models(candidate, reference, drive, inputs, accept, repro_dir)
     _show(found, json=json)
     if out is not None:
-        typer.echo(f"brickline: wrote {found.save(out, overwrite=force)}", err=True)
+        say(f"wrote {found.save(out, overwrite=force)}")
     if html is not None:
         page = write_divergence_page(found, html, force=force)
-        typer.echo(f"brickline: wrote {page}", err=True)
+        say(f"wrote {page}")
     if write_accept is not None:
         _propose(found, write_accept, overwrite=force)
     raise typer.Exit(found.exit_status)
@@ -178,11 +180,11 @@ def _progress() -> Iterator[Callable[[int, int | None, str], None]]:
 
 def _show(found: DivergenceReport, *, json: bool) -> None:
     if json:
-        typer.echo(found.to_json())
+        print_document(f"{found.to_json()}\n")
     else:
         print_divergence(found, Console())
 
 
 def _propose(found: DivergenceReport, path: Path, *, overwrite: bool) -> None:
     proposed = write_proposal(found, path, overwrite=overwrite)
-    typer.echo(f"brickline: wrote {proposed}; give each entry a reason before using it", err=True)
+    say(f"wrote {proposed}; give each entry a reason before using it")

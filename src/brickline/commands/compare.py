@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 
 from brickline.accept import apply_accepted, load_accepted
+from brickline.commands.streams import print_document, say
 from brickline.comparison.comparing import compare as compare_runs
-from brickline.errors import UsageError
 from brickline.report.divergence import print_divergence
 from brickline.report.html.divergence_page import write_divergence_page
 from brickline.report.html.page import refuse_taken_page
+from brickline.whole_files import refuse_taken_file
 
 
 def compare(
@@ -38,19 +39,19 @@ def compare(
 
     Example: brickline compare cuda.brick cpu.brick
     """
-    if out is not None and out.exists() and not force:
-        raise UsageError(f"{out} is there already; choose another name, or use --force")
+    if out is not None:
+        refuse_taken_file(out, force=force)
     if html is not None:
         refuse_taken_page(html, force=force)
     load_accepted(accept)  # a mistake in it is said before the work
     found = apply_accepted(compare_runs(candidate, reference), accept)
     if json:
-        typer.echo(found.to_json())
+        print_document(f"{found.to_json()}\n")
     else:
         print_divergence(found, Console())
     if out is not None:
-        typer.echo(f"brickline: wrote {found.save(out, overwrite=force)}", err=True)
+        say(f"wrote {found.save(out, overwrite=force)}")
     if html is not None:
         page = write_divergence_page(found, html, force=force)
-        typer.echo(f"brickline: wrote {page}", err=True)
+        say(f"wrote {page}")
     raise typer.Exit(found.exit_status)

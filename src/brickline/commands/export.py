@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
+from brickline.commands.streams import print_document, say
 from brickline.errors import ExportError, UsageError
 from brickline.export.otlp import Requests, refusals, requests_of_run
 from brickline.export.otlp_http import Endpoint, Sender
 from brickline.export.perfetto import Drawn, write_perfetto
 from brickline.export.prometheus import exposition_text
 from brickline.export.serving import PORT, MetricsServer, families_of_path
-from brickline.export.target import placed, refuse_taken_target
 from brickline.graph import ExecutionGraph
 from brickline.profile import profile_from_run
 from brickline.report.as_csv import profile_csv
 from brickline.report.as_json import profile_json
 from brickline.runs import Run
+from brickline.whole_files import refuse_taken_file, whole_file
 
 
 class Form(StrEnum):
@@ -90,25 +91,32 @@ def export(
         return
     opened = Run.open(run)
     for problem in opened.problems:
-        _say(f"left out: {problem}")
+        say(f"left out: {problem}")
     if opened.is_live:
-        _say("the run is still being recorded; this is what it held now")
+        say("the run is still being recorded; this is what it held now")
     TO[to](opened, out, options)
 
 
-def _say(words: str) -> None:
-    typer.echo(f"brickline: {words}", err=True)
+@contextmanager
+def _placed(target: Path, *, force: bool) -> Iterator[BinaryIO]:
+    try:
+        with whole_file(target, force=force) as stream:
+            yield stream
+    except OSError as error:
+        raise ExportError(
+            f"cannot write {target}: {error.strerror}; choose another place with -o"
+        ) from error
 
 
 def _perfetto(run: Run, target: Path | None, options: Options) -> None:
     file = target or Path(f"{run.path.stem}.perfetto-trace")
-    with placed(file, force=options.force) as stream:
+    with _placed(file, force=options.force) as stream:
         drawn = write_perfetto(run, stream)
-    _say(f"wrote {file}: {_drawn_words(drawn)}")
+    say(f"wrote {file}: {_drawn_words(drawn)}")
     if not drawn.slices and not drawn.instants:
-        _say("nothing in it has a time: record with timeline_steps=N, or trace launches")
+        say("nothing in it has a time: record with timeline_steps=N, or trace launches")
     else:
-        _say("open it at https://ui.perfetto.dev; the file stays on this machine")
+        say("open it at https://ui.perfetto.dev; the file stays on this machine")
 
 
 def _drawn_words(drawn: Drawn) -> str:
@@ -125,16 +133,16 @@ def _otlp(run: Run, target: Path | None, options: Options) -> None:
     files = _otlp_files(run, target)
     if target is not None or options.endpoint is None:
         for file in files.values():
-            refuse_taken_target(file, force=options.force)
+            refuse_taken_file(file, force=options.force)
     found = requests_of_run(run, profile_from_run(run), limit=options.spans)
     if target is not None or options.endpoint is None:
         _write_requests(found, files, force=options.force)
     if options.endpoint is not None:
         _send(found, options.endpoint, files, kept=target is not None)
     if found.left_out:
-        _say(f"{found.left_out:,} older or inner spans are not in it; raise --spans for more")
+        say(f"{found.left_out:,} older or inner spans are not in it; raise --spans for more")
     if found.untimed:
-        _say(f"{found.untimed:,} entries have no start and end, so they are no spans")
+        say(f"{found.untimed:,} entries have no start and end, so they are no spans")
 
 
 def _otlp_files(run: Run, target: Path | None) -> dict[str, Path]:
@@ -144,10 +152,10 @@ def _otlp_files(run: Run, target: Path | None) -> dict[str, Path]:
 
 def _write_requests(found: Requests, files: Mapping[str, Path], *, force: bool) -> None:
     for signal, file in files.items():
-        with placed(file, force=force) as stream:
+        with _placed(file, force=force) as stream:
             stream.writelines(found.bodies[signal])
     said = " and ".join(str(file) for file in files.values())
-    _say(f"wrote {said}: {found.spans:,} spans, {found.histograms:,} histograms")
+    say(f"wrote {said}: {found.spans:,} spans, {found.histograms:,} histograms")
 
 
 def _send(found: Requests, endpoint: Endpoint, files: Mapping[str, Path], *, kept: bool) -> None:
@@ -158,10 +166,10 @@ def _send(found: Requests, endpoint: Endpoint, files: Mapping[str, Path], *, kep
             _write_requests(found, _free(files), force=False)
         raise ExportError(f"{error}; nothing is lost: the files hold all of it") from None
     words = f"sent {found.spans:,} spans and {found.histograms:,} histograms to {endpoint.url}"
-    _say(words + (f", {sent.repeats} requests again" if sent.repeats else ""))
+    say(words + (f", {sent.repeats} requests again" if sent.repeats else ""))
     refused = refusals(sent.answers)
     for each in refused:
-        _say(f"the receiver did not take everything: {each}")
+        say(f"the receiver did not take everything: {each}")
     if refused:
         raise typer.Exit(1)
 
@@ -187,10 +195,10 @@ def _serve(run: Path, port: int) -> None:
     families_of_path(run)  # what is wrong with the run is said before anybody scrapes
     with MetricsServer(lambda: families_of_path(run), port) as server:
         try:
-            _say(f"serving {server.url}; leave with Ctrl-C")
+            say(f"serving {server.url}; leave with Ctrl-C")
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            _say("stopped")
+            say("stopped")
 
 
 def _dot(run: Run, target: Path | None, options: Options) -> None:
@@ -213,15 +221,12 @@ def _json(run: Run, target: Path | None, options: Options) -> None:
 
 def _text(text: str, target: Path | None, options: Options) -> None:
     """Write text to a file, or to the terminal where none was named."""
-    data = text.encode("utf-8", "replace")
     if target is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        print_document(text)
         return
-    with placed(target, force=options.force) as stream:
-        stream.write(data)
-    _say(f"wrote {target}")
+    with _placed(target, force=options.force) as stream:
+        stream.write(text.encode("utf-8", "replace"))
+    say(f"wrote {target}")
 
 
 TO: Mapping[Form, Callable[[Run, Path | None, Options], None]] = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from brickline.commands.streams import print_document, say
 from brickline.errors import UsageError
 from brickline.run_paths import find_runs
 
@@ -42,11 +42,10 @@ def query(
     paths = find_runs(given[:-1] if sql is not None else given)
     with open_database(paths, sql) as database:
         for note in database.notes:
-            typer.echo(f"brickline: {note}", err=True)
+            say(note)
         answer = database.ask(sql or LIST_OF_VIEWS)
         if json or csv:
-            for piece in answer_json(answer) if json else answer_csv(answer):
-                sys.stdout.write(piece)
+            print_document(answer_json(answer) if json else answer_csv(answer))
         else:
             widest = WIDEST if sql else 1000
             print_answer(answer, Console(), limit=limit or MOST_ROWS, widest=widest)

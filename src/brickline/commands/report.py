@@ -14,6 +14,7 @@ from rich.console import Console
 
 from brickline.budgets import BudgetResult, check_budgets, load_budgets
 from brickline.commands.against import show_changes
+from brickline.commands.streams import print_document, say
 from brickline.errors import UsageError
 from brickline.profile import profile_from_run
 from brickline.profile_checks import ProfileFinding
@@ -93,6 +94,8 @@ def report(
         _show_divergence(run, json=json, html=html, force=force)
         return
     opened = Run.open(run)
+    if opened.is_live:
+        say("the run is still being recorded; this is what it held now")
     if html is None:
         opened.publish()
     profile = profile_from_run(opened)
@@ -100,12 +103,12 @@ def report(
     repeats = [profile_from_run(Run.open(path)) for path in repeat or ()]
     findings = profile.validate(repeats) if validate else None
     if json:
-        typer.echo(profile_json(profile, findings=findings, budgets=results))
+        print_document(f"{profile_json(profile, findings=findings, budgets=results)}\n")
     elif csv:
-        typer.echo(profile_csv(profile), nl=False)
+        print_document(profile_csv(profile))
     elif html is not None:
         text = profile_page(profile, run=opened, findings=findings, budgets=results)
-        typer.echo(f"The page is in {write_page(text, html, force=force)}")
+        print_document(f"The page is in {write_page(text, html, force=force)}\n")
     else:
         print_profile(profile, Console(), limit=limit)
     _print_gates(findings, results, to_stderr=json or csv)
@@ -117,9 +120,9 @@ def report(
 def _show_divergence(path: Path, *, json: bool, html: Path | None, force: bool) -> None:
     found = DivergenceReport.load(path)
     if json:
-        typer.echo(found.to_json())
+        print_document(f"{found.to_json()}\n")
     elif html is not None:
-        typer.echo(f"The page is in {write_divergence_page(found, html, force=force)}")
+        print_document(f"The page is in {write_divergence_page(found, html, force=force)}\n")
     else:
         print_divergence(found, Console())
 

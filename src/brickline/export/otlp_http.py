@@ -38,6 +38,7 @@ class Endpoint:
         try:
             split = urlsplit(self.url)
             sound = split.scheme in ("http", "https") and split.hostname and split.port != 0
+            sound = sound and self.url.isprintable() and " " not in self.url
         except ValueError:
             sound = False
         if not sound:
@@ -112,7 +113,7 @@ class Sender:
             except ConnectionRefusedError:
                 said = "is not there (connection refused); is a collector running?"
             except (OSError, http.client.HTTPException) as error:
-                said = f"broke off: {error}"
+                said = f"broke off{_quoted(str(error).encode('utf-8', 'replace'))}"
             else:
                 if status == 200:
                     return answer

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline.errors import RunError, UsageError
+from brickline.whole_files import refuse_taken_file, whole_file
 
 BASE_STYLES = ("base.css",)
 BASE_SCRIPTS = ("base.js", "table.js", "chart.js")
@@ -92,24 +93,19 @@ def write_page(text: str, path: str | os.PathLike[str], *, force: bool = False) 
     """
     target = Path(path)
     refuse_taken_page(target, force=force)
-    staged = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        staged.write_text(text, encoding="utf-8")
-        os.replace(staged, target)
+        with whole_file(target, force=force) as file:
+            file.write(text.encode("utf-8"))
     except OSError as error:
-        staged.unlink(missing_ok=True)
         raise RunError(f"{target}: cannot write the page: {error.strerror}") from error
     return target
 
 
 def refuse_taken_page(target: Path, *, force: bool) -> None:
     """Refuse a path that holds something, before the work of making a page is done."""
-    if target.is_dir():
-        raise UsageError(f"expected a file for the page, got the directory {target}")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise UsageError(f"{target}: there is no directory {target.parent}; make it first")
-    if target.exists() and not force:
-        raise UsageError(f"{target} is there already; choose another name, or use --force")
+    refuse_taken_file(target, force=force)
 
 
 def data_block(document: Mapping[str, Any]) -> str:
