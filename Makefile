@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -lt 4 ] && echo $$n || echo 4)
 SOURCES := $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -path '*/assets/*') pyproject.toml CMakeLists.txt
 
 .PHONY: demo test test-long lint types native bench pictures format clean
@@ -10,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/brickline demo
 
 test: $(VENV)/.test-installed lint types native
-	$(BIN)/python -m pytest -q -m "not long"
+	$(BIN)/python -m pytest -q -m "not long" -n $(JOBS) --dist loadfile
 
 test-long: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -q -m long

@@ -103,6 +103,7 @@ def test_a_full_disk_leaves_what_was_there(rich: Path, tmp_path: Path) -> None:
         (["--to", "csv", "--serve"], "--serve is for --to prometheus"),
         (["--to", "prometheus", "--serve", "-o", "x"], "got both"),
         (["--to", "otlp", "--endpoint", "nowhere"], "expected an endpoint"),
+        (["--to", "otlp", "--endpoint", "http://me:secret@127.0.0.1:1"], "are not sent"),
     ],
 )
 def test_options_of_other_forms_are_refused(rich: Path, arguments: list[str], words: str) -> None:

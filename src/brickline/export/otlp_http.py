@@ -40,7 +40,12 @@ class Endpoint:
             sound = split.scheme in ("http", "https") and split.hostname and split.port != 0
             sound = sound and self.url.isprintable() and " " not in self.url
         except ValueError:
-            sound = False
+            split, sound = None, False
+        if split is not None and split.username is not None:
+            raise UsageError(
+                "the endpoint holds a name or password, which are not sent; give one without, such "
+                "as http://127.0.0.1:4318"
+            )
         if not sound:
             raise UsageError(
                 f"expected an endpoint such as http://127.0.0.1:4318, got {self.url!r}"
