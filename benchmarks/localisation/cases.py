@@ -29,6 +29,7 @@ GROUPS = (
     "held out",
     "unseen drives",
     "unseen ports",
+    "unseen again",
 )
 
 

@@ -20,8 +20,8 @@ GROUP = "unseen ports"
 BOTH = ("same", "bf16")
 FP32 = ("same", "reordered")
 ALL = ("same", "reordered", "bf16")
-PAIRS: list[tuple[str, Any, Any, Any, Any, tuple[str, ...]]] = []
-"""Name, model, port, the other port, run, regimes of what is harmless."""
+PAIRS: list[tuple[str, Any, Any, Any, Any, tuple[str, ...], str]] = []
+"""Name, model, port, the other port, run, regimes and group of what is harmless."""
 
 
 def unseen(build: Any, path: str, kind: str, **more: Any) -> Any:
@@ -36,17 +36,18 @@ def right(
     port: Any = None,
     against: Any = None,
     run: Any = drives.text,
+    group: str = GROUP,
 ) -> None:
     """Declare a pair in which nothing is wrong."""
-    PAIRS.append((name, build, port, against, run, regimes or BOTH))
+    PAIRS.append((name, build, port, against, run, regimes or BOTH, group))
 
 
 def cases() -> Iterator[Case]:
     """Yield what is harmless; the faults are declared with all others."""
-    for name, build, port, against, run, regimes in PAIRS:
+    for name, build, port, against, run, regimes, group in PAIRS:
         for regime in regimes:
 
             def make(b: Any = build, p: Any = port, a: Any = against, r: str = regime) -> Trio:
                 return variant(b, r, port=p, against=a)
 
-            yield Case(f"unseen.{name}/{regime}", GROUP, name, regime, make, run, dtype_of(regime))
+            yield Case(f"unseen.{name}/{regime}", group, name, regime, make, run, dtype_of(regime))

@@ -9,10 +9,11 @@ from torch import nn
 import brickline as bl
 from brickline.checking.blaming import blame
 from brickline.checking.facts import Fact, verdict_of
-from brickline.checking.pairing import Layout
+from brickline.checking.pairing import Layout, WeightEvidence
 from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import modules_of, origin_of, segment_of, segments_of
 from brickline.checking.stage import INPUT, OUTPUT, Key, Stage
+from brickline.checking.weight_evidence import modules_by_weights, plain_modules
 from brickline.checking.weights import match_weights
 from brickline.oracle.ratios import Ratios
 
@@ -59,6 +60,31 @@ def test_weights_with_a_factor_per_row_are_known() -> None:
     folded = weight * (1 + _random(8, seed=3).abs())[:, None, None, None]
     assert match_weights({"conv": weight}, {"folded": folded}).scaled == {"conv"}
     assert not match_weights({"conv": weight}, {"other": _random(8, 3, 2, 2, seed=4)}).scaled
+
+
+def test_a_bias_without_the_factor_of_its_weight_is_not_trusted() -> None:
+    theirs, ours = {}, {}
+    for layer in range(3):
+        weight, bias = _random(8, 5, seed=layer), _random(8, seed=10 + layer)
+        factor = 1 + _random(8, seed=20 + layer).abs()
+        theirs |= {f"a.{layer}.weight": weight, f"a.{layer}.bias": bias}
+        ours |= {f"b.{layer}.weight": weight * factor[:, None], f"b.{layer}.bias": bias * factor}
+    ours["b.1.bias"] = ours["b.1.bias"] * 2
+    assert match_weights(ours, theirs).scaled == {"b.0.weight", "b.2.weight"}
+
+
+def test_weights_clear_layers_that_only_multiply_with_them() -> None:
+    recording = _recording(*((_op(f"l.{n}", "aten::addmm"), ()) for n in range(4)))
+    plain = plain_modules(recording)
+    theirs = {f"x.{n}": _random(12, 16, seed=n) for n in range(4)}
+    ours = {f"l.{n}.weight": weight for n, weight in enumerate(theirs.values())}
+    ours["l.0.weight"] = theirs["x.0"][:, 4:]
+    ours["l.2.weight"] = theirs["x.2"] + 1e-3
+    ours["l.3.weight"] = torch.block_diag(theirs["x.3"].t(), _random(12, 16, seed=1)[:6])
+    found = modules_by_weights(plain, ours, theirs)
+    assert "l.0" in found.cleared
+    assert "l.2" not in found.cleared
+    assert found.unfound == {"l.2", "l.3"}
 
 
 # --- Layouts --------------------------------------------------------------------------------------
@@ -120,6 +146,40 @@ def test_one_module_that_explains_all_is_blamed() -> None:
     guilty = [_wrong("root", "layers.0"), _wrong("root", "layers.1")]
     blame(guilty, _recording((_op("root"), ())))
     assert [each.modules[0] for each in guilty] == ["root", "root"]
+
+
+def test_the_first_of_many_is_not_blamed() -> None:
+    recording = _recording((_op("a"), ()))
+    assert not blame([_wrong("a", "b")], recording)
+    assert len(blame([_wrong("a", "b", "c")], recording)) == 1
+    assert not blame([_wrong("a", "b", "c")], recording, WeightEvidence(odd={"b"}))
+
+
+class _Places(nn.Module):
+    """Two linear layers; perhaps places come before the batch inside."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        torch.manual_seed(0)
+        names = ("up", "down") if first else ("w1", "w2")
+        for name in names:
+            self.add_module(name, nn.Linear(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.transpose(0, 1) if self.first else x
+        for layer in self.children():
+            x = torch.tanh(layer(x))
+        return x.transpose(0, 1) if self.first else x
+
+
+def test_places_may_come_before_the_batch() -> None:
+    x = _random(3, 7, 16)
+    assert bl.check(_Places(True), x, reference=_Places(False))
+    wrong = _Places(True)
+    wrong.down.weight.data[3] *= 1.5
+    report = bl.check(wrong, x, reference=_Places(False))
+    assert [each.name for each in report.culprits] == ["down"]
 
 
 # --- The whole ------------------------------------------------------------------------------------

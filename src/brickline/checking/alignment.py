@@ -8,10 +8,11 @@ hide what follows it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,18 @@ from brickline.checking.pairing import (
     Pairing,
     Part,
     Partner,
+    WeightEvidence,
     is_boundary,
     pair_by_key,
     precision,
 )
 from brickline.checking.recording import Recording, Value
+from brickline.checking.row_orders import Leading, RowOrders, spread_of
 from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
+from brickline.checking.weight_evidence import modules_by_weights, plain_modules
 from brickline.checking.weight_uses import Use, uses_of
 from brickline.checking.weights import Rows, WeightMap, match_weights, named_tensors
 from brickline.oracle.widen import unit_roundoff
@@ -67,12 +71,30 @@ def align(
     search = _Search(recording, theirs, candidate, reference)
     search.keep_roots(pairing)
     search.by_weights()
+    state.restore()
+    search.by_rows(call)
     for _ in range(ROUNDS):
         state.restore()
         if not search.by_values(call):
             break
     search.by_siblings()
+    search.pairing.by_weights = _by_weights(
+        candidate, reference, plain_modules(recording), search.weights.scaled
+    )
     return search.pairing
+
+
+def _by_weights(
+    candidate: Side, reference: Side, plain: Collection[str], scaled: Collection[str]
+) -> Callable[[], WeightEvidence]:
+    """Return what finds out what their weights say of the modules; it keeps no values."""
+
+    @functools.cache
+    def found() -> WeightEvidence:
+        ours, theirs = named_tensors(candidate.root), named_tensors(reference.root)
+        return modules_by_weights(plain, ours, theirs, scaled)
+
+    return found
 
 
 def signature_of(recording: Recording) -> int:
@@ -261,6 +283,21 @@ class _Search:
         """Return the order of rows in other layers, or else in other parts of a layer."""
         families = _family(name), _family(reference)
         return self._usual.get(families, self._usual.get((families[0], _kind(reference))))
+
+    # Rows
+
+    def by_rows(self, call: Call) -> None:
+        """Find out in which order the rows of those lie that the two sides keep otherwise."""
+        spreads: dict[Key, Leading | None] = {}
+        for key, partner in (*self.pairing.partners.items(), *self.pairing.guesses.items()):
+            theirs = self.theirs.by_key.get(key)
+            wide = None if theirs is None else spread_of(self.theirs, theirs)
+            ours = (self.ours.by_key.get(each.key) for each in partner.parts)
+            if wide and any(each and spread_of(self.ours, each) != wide for each in ours):
+                spreads[key] = wide
+        if spreads:
+            listener = RowOrders(self.pairing, self.ours, spreads)
+            perform(self.reference, call, keep=False, listener=listener)
 
     # Values
 

@@ -9,15 +9,16 @@ arithmetic that differ from the reference are another way to round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from brickline.checking.blaming import blame
+from brickline.checking.blaming import FAINT, blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
-from brickline.checking.pairing import Pairing, is_boundary, precision
+from brickline.checking.op_kinds import POINTWISE
+from brickline.checking.pairing import Pairing, WeightEvidence, is_boundary, precision
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Operation, Recording, Value
 from brickline.checking.segments import Segment, modules_of, origin_of, segments_of, writers_of
@@ -35,6 +36,8 @@ EXCUSED_ULPS = 8.0
 """Another way to round is not excused beyond this many unit roundoffs of relative error…"""
 EXCUSED_RATIO = 4.0
 """…unless the error is at most this often the reference's own."""
+MOST_TOLD = 4
+"""So many modules are told of those of which one is wrong."""
 
 
 @dataclass
@@ -177,9 +180,52 @@ def arbitrate(
         else:
             fact.verdict = Verdict.CULPRIT
             guilty.append(fact)
+    if not pairing.same_code:
+        guilty = _loud(guilty)
     _ask_the_writers(guilty, recording)
-    blame(guilty, recording)
-    return guilty
+    several = any(len(each.modules) > 1 for each in guilty)
+    weights = pairing.by_weights() if several else WeightEvidence()
+    _clear(guilty, weights.cleared)
+    open_facts = blame(guilty, recording, weights)
+    if pairing.same_code:
+        return guilty
+    for fact in open_facts:
+        leave_open(fact, rerun.side.stage.display)
+    return [each for each in guilty if each.verdict is Verdict.CULPRIT]
+
+
+def leave_open(fact: Fact, display: Callable[[str], str]) -> None:
+    """Say that something is wrong, and that it was not found out in which module."""
+    names = [display(each) for each in fact.modules]
+    told = ", ".join(names[:MOST_TOLD]) + (", …" if len(names) > MOST_TOLD else "")
+    fact.verdict = Verdict.UNKNOWN
+    fact.notes["reason"] = (
+        f"something is wrong in one of {told}; what lies between them could not be aligned"
+        if len(names) > 1
+        else f"{told} looks wrong, and repairing it changes little"
+    )
+
+
+def _loud(guilty: list[Fact]) -> list[Fact]:
+    """Leave what is hardly more than rounding to be watched, beside what is far from it."""
+    worst = max((each.ratios.relative_l2 for each in guilty), default=0.0)
+    found = []
+    for fact in guilty:
+        faint = fact.ratios.z <= EXCUSED_RATIO and fact.ratios.relative_l2 < FAINT * worst
+        if faint:
+            fact.verdict = Verdict.WATCH
+        else:
+            found.append(fact)
+    return found
+
+
+def _clear(guilty: list[Fact], cleared: Collection[str]) -> None:
+    """Leave the modules out that their weights speak for, if there are others to blame."""
+    alone = {each.modules[0] for each in guilty if len(each.modules) == 1}
+    for fact in guilty:
+        if alone.isdisjoint(fact.modules):
+            left = tuple(each for each in fact.modules if each not in cleared)
+            fact.modules = left or fact.modules
 
 
 def _ask_the_writers(guilty: list[Fact], recording: Recording) -> None:
@@ -209,9 +255,29 @@ def _innocent(facts: list[Fact], ways: list[Segment], recording: Recording) -> s
     for fact, way in zip(facts, ways, strict=True):
         if fact.ratios.z <= 1 and not way.again:
             found.update(each.index for each in way.values)
-            # Of what it is a part of, the rest may be wrong.
-            found -= _wholes(recording, recording.by_key[fact.key])
+            # Of what it is a part of, and of what that was made from, the rest may be wrong.
+            made = recording.by_key[fact.key]
+            wholes = _wholes(recording, made)
+            if fact.part is not None and fact.part.columns is not None:
+                wholes |= {made.index, origin_of(recording, made).index}
+            wholes |= _partly_read(way.values, recording)
+            if wholes:
+                size = min(recording.by_index[index].tensor.numel() for index in wholes)
+                found -= {each.index for each in way.values if each.tensor.numel() >= size}
+            found -= wholes
     return found
+
+
+def _partly_read(way: list[Value], recording: Recording) -> set[int]:
+    """Return the values of which only a part went into what was made from them pointwise."""
+    return {
+        index
+        for value in way
+        if value.key.op in POINTWISE
+        for index in value.inputs
+        if index in recording.by_index
+        and recording.by_index[index].tensor.numel() > value.tensor.numel()
+    }
 
 
 def _wholes(recording: Recording, part: Value) -> set[int]:

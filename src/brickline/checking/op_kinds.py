@@ -55,3 +55,34 @@ CONTRACTIONS = {
     "aten::mv": 0,
 }
 """Operations that multiply with a weight, and which argument usually is not the weight."""
+POINTWISE = frozenset(
+    {
+        "aten::abs",
+        "aten::add",
+        "aten::clamp",
+        "aten::div",
+        "aten::elu",
+        "aten::exp",
+        "aten::expm1",
+        "aten::gelu",
+        "aten::leaky_relu",
+        "aten::log",
+        "aten::masked_fill",
+        "aten::maximum",
+        "aten::minimum",
+        "aten::mul",
+        "aten::neg",
+        "aten::pow",
+        "aten::relu",
+        "aten::rsqrt",
+        "aten::rsub",
+        "aten::sigmoid",
+        "aten::silu",
+        "aten::softplus",
+        "aten::sqrt",
+        "aten::sub",
+        "aten::tanh",
+        "aten::where",
+    }
+)
+"""Operations that make at least as many numbers as they read of any one tensor."""

@@ -6,6 +6,7 @@ weights, values and dataflow; this holds what was found.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -41,6 +42,20 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class RowOrder:
+    """Reads the rows of a tensor in another order; of one number of rows."""
+
+    order: torch.Tensor
+    """The candidate's row for each of the reference's."""
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the candidate's rows as the reference's lie; None where they are not as many."""
+        if tensor.shape[0] != len(self.order):
+            return None
+        return tensor[self.order.to(tensor.device)]
+
+
+@dataclass(frozen=True)
 class Part:
     """A candidate's value that stands for a reference's, or for some of its columns."""
 
@@ -51,6 +66,8 @@ class Part:
     """The candidate's columns that are meant; None for all."""
     place: torch.Tensor | None = None
     """The reference's columns that they stand for; None for all."""
+    rows: RowOrder | None = None
+    """How its rows lie, all dimensions but the last as one; None for the same order."""
     near: float | None = None
     """Of a partner that was found by its value: how far it may be from it to be one."""
 
@@ -66,10 +83,15 @@ class Part:
         """Return a reference's value in the layout of the candidate's."""
         if self.fit is not None:
             return self.fit.undo(right, ours.shape)
-        if self.columns is None:
+        if self.columns is None and self.rows is None:
             return right.reshape(ours.shape) if right.numel() == ours.numel() else None
         made = ours.to(right.dtype).clone().reshape(-1, ours.shape[-1])
-        made[:, self.columns.to(made.device)] = right.reshape(len(made), -1).to(made.device)
+        order = torch.arange(len(made)) if self.rows is None else self.rows.order
+        if len(order) != len(made):
+            return None
+        columns = torch.arange(made.shape[-1]) if self.columns is None else self.columns
+        flat = right.reshape(len(made), -1).to(made.device)
+        made[order.to(made.device)[:, None], columns.to(made.device)] = flat
         return made.reshape(ours.shape)
 
     def ours(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
@@ -80,6 +102,11 @@ class Part:
             if tensor.shape[-1] <= int(self.columns.max()):
                 return None
             tensor = tensor.reshape(-1, tensor.shape[-1])[:, self.columns.to(tensor.device)]
+        if self.rows is not None:
+            laid = self.rows(tensor.reshape(-1, tensor.shape[-1]))
+            if laid is None:
+                return None
+            tensor = laid
         wanted = shape
         if self.place is not None:
             wanted = torch.Size((*shape[:-1], len(self.place)))
@@ -111,6 +138,18 @@ class Partner:
         return found
 
 
+@dataclass(frozen=True)
+class WeightEvidence:
+    """What their weights say of the candidate's modules."""
+
+    cleared: Collection[str] = ()
+    """They only multiply with weights that the reference holds too."""
+    odd: Collection[str] = ()
+    """The reference does not hold their weights, though it holds those of their like."""
+    unfound: Collection[str] = ()
+    """The reference does not hold their weights, not even but for a factor per row."""
+
+
 @dataclass
 class Pairing:
     """Partners of the reference's values, by their keys."""
@@ -121,6 +160,8 @@ class Pairing:
     same_code: bool = True
     trusted: set[Key] = field(default_factory=set)
     """The candidate's values whose weights are the reference's but for a factor per row."""
+    by_weights: Callable[[], WeightEvidence] = WeightEvidence
+    """Finds out what the modules' weights say of them."""
     strangers: dict[tuple[str, int], str] = field(default_factory=dict)
     """Calls of the candidate that the reference does not make, with the path of who makes them."""
 

@@ -82,6 +82,15 @@ class Recording:
                     found[index].append(each)
         return dict(found)
 
+    @cached_property
+    def views(self) -> dict[int, list[Value]]:
+        """Return the views of each value, by index."""
+        found: defaultdict[int, list[Value]] = defaultdict(list)
+        for each in self.values:
+            if each.view and len(each.inputs) == 1:
+                found[each.inputs[0]].append(each)
+        return dict(found)
+
     def add(self, value: Value) -> None:
         """Keep a value."""
         self.values.append(value)

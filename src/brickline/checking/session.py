@@ -11,13 +11,13 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from brickline.checking.alignment import align, signature_of
-from brickline.checking.arbitration import Rerun, arbitrate, unstable_values
+from brickline.checking.arbitration import Rerun, arbitrate, leave_open, unstable_values
 from brickline.checking.backward import BackwardWatch
 from brickline.checking.endings import trouble_of
 from brickline.checking.ends import nonfinite_ends, unshown_ends
@@ -36,14 +36,16 @@ from brickline.checking.pairing import Pairing
 from brickline.checking.patching import Free, Mended, Shares, final_errors
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Recording
-from brickline.checking.settling import settled
+from brickline.checking.settling import NO_SHARE, settled, unconfirmed, without
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key, is_compiled
 from brickline.checking.training import Weights
-from brickline.verdicts import Verdict
+from brickline.verdicts import GUILTY, Verdict
 
 Progress = Callable[[int, "int | None", str], None]
+ENOUGH = 0.5
+"""Part of the final difference that a culprit explains to be named while something is open."""
 PATIENCE_S = 60.0
 """How long a call waits for its turn while another thread's is checked."""
 
@@ -255,6 +257,10 @@ class Session:
             position.ends_compared = reached and not position.unshown
             if any(each.suspicious for each in facts):
                 self._accuse(position, recording, pairing, rerun, call, state)
+                self._think_again(position, recording, pairing, rerun, call, state)
+                self._leave_open(position)
+                for each in position.facts:
+                    each.release()
             after.restore()
         except Exception as error:
             state.restore()
@@ -333,8 +339,47 @@ class Session:
         for path, fact in fresh.items():
             state.restore()
             self.evidence[path] = gather(fact, path, call, self.candidate, self.reference, rerun)
-        for each in position.facts:
-            each.release()
+
+    def _think_again(
+        self,
+        position: Position,
+        recording: Recording,
+        pairing: Pairing,
+        rerun: Rerun,
+        call: Call,
+        state: State,
+    ) -> None:
+        """Do without the partners whose repair changes nothing, where that explains more."""
+        shares = position.shares
+        if pairing.same_code or shares is None or not position.culprits:
+            return
+        doubtful = unconfirmed(position.culprits, shares)
+        if not doubtful:
+            return
+        less = without(pairing, doubtful)
+        before, self.evidence = self.evidence, {}
+        other = replace(position, facts=self._held(less, recording, call, state)[0], culprits=[])
+        if any(each.suspicious for each in other.facts):
+            self._accuse(other, recording, less, rerun, call, state)
+        idle = {each.modules[0] for each in position.culprits if each.reference_key in doubtful}
+        more = _best_share(other) > _best_share(position) + NO_SHARE
+        if more or _is_less(other, position, idle):
+            position.facts, position.culprits = other.facts, other.culprits
+            position.shares, position.propagated = other.shares, other.propagated
+            kept = {each.modules[0] for each in position.culprits}
+            before = {path: each for path, each in before.items() if path in kept}
+        self.evidence = {**self.evidence, **before}
+
+    def _leave_open(self, position: Position) -> None:
+        """Name nobody who explains little, where it is open who did the rest."""
+        shares = position.shares
+        if not any(each.suspicious and each.verdict is Verdict.UNKNOWN for each in position.facts):
+            return
+        for fact in position.culprits:
+            share = None if shares is None else shares.share(fact.modules[0])
+            if share is None or share < ENOUGH:
+                leave_open(fact, self.candidate.stage.display)
+        position.culprits = [each for each in position.culprits if each.verdict in GUILTY]
 
     def first_act(self, path: str, found: int) -> int:
         """Return the call in which a culprit first acted: it may have kept something wrong."""
@@ -349,6 +394,20 @@ class Session:
             state.restore()
             self._pairings[signature] = known
         return known
+
+
+def _best_share(position: Position) -> float:
+    """Return the largest part of the final difference that repairing one culprit removes."""
+    shares = position.shares
+    found = (shares and shares.share(each.modules[0]) for each in position.culprits)
+    return max((each or 0.0 for each in found), default=0.0)
+
+
+def _is_less(some: Position, more: Position, idle: Collection[str]) -> bool:
+    """Whether the culprits are left that were not idle, and nothing else is open."""
+    left = {each.modules[0] for each in some.culprits}
+    open_facts = any(each.suspicious and each.verdict is Verdict.UNKNOWN for each in some.facts)
+    return left <= {each.modules[0] for each in more.culprits} - set(idle) and not open_facts
 
 
 def _as_function(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

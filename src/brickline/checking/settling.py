@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from brickline.checking.facts import Fact
 from brickline.checking.pairing import Pairing, Partner, is_boundary, is_end
+from brickline.checking.patching import Shares
 from brickline.checking.stage import Key
 
 MAX_GUESSES = 24
@@ -25,6 +26,8 @@ MAX_DROPS = 6
 """How many doubtful partners are taken away one by one."""
 STRANGE = 0.3
 """Relative L2 from which on two values may not be meant to be the same."""
+NO_SHARE = 1e-3
+"""Repairing a culprit removes more of the final difference than this, or it may be none."""
 
 Hold = Callable[[Pairing], list[Fact]]
 """Runs the reference on the partners and returns what was measured."""
@@ -39,6 +42,24 @@ def settled(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pairing, l
         return pairing, facts
     facts = _without_strangers(pairing, facts, hold)
     return _with_guesses(pairing, facts, hold)
+
+
+def unconfirmed(guilty: Iterable[Fact], shares: Shares) -> set[Key]:
+    """Return the reference's keys of partners that look wrong, and whose repair changes nothing."""
+    found = set()
+    for fact in guilty:
+        share = shares.share(fact.modules[0])
+        idle = share is not None and share <= NO_SHARE
+        # Of a module that made something before it, not all may have been repaired.
+        own = len(fact.modules) == 1 and fact.key.path == fact.modules[0]
+        if idle and own and not is_end(fact.reference_key):
+            found.add(fact.reference_key)
+    return found
+
+
+def without(pairing: Pairing, keys: Iterable[Key]) -> Pairing:
+    """Return the partners less some."""
+    return _less(pairing, keys)
 
 
 def _without_strangers(pairing: Pairing, facts: list[Fact], hold: Hold) -> list[Fact]:

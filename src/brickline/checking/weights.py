@@ -6,8 +6,9 @@ several of the other side's below each other: then its rows are matched one by o
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,10 +77,11 @@ def match_weights(
         again = _match_whole(left, right)
         whole.update(again)
         taken |= set(again.values())
-    scaled = _scaled(
+    factors = _scaled(
         {name: each for name, each in left.items() if name not in whole},
         {name: each for name, each in right.items() if name not in taken},
     )
+    scaled = _with_their_biases(factors, ours, theirs)
     left = {name: each for name, each in left.items() if name not in whole and each.ndim == 2}
     right = {name: each for name, each in right.items() if name not in taken and each.ndim == 2}
     rows = _match_rows(left, right)
@@ -115,18 +117,59 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return found
 
 
-def _scaled(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the weights of which every row is a multiple of another's in the same place."""
-    others: defaultdict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
-    for tensor in theirs.values():
+def _scaled(
+    ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, str]]:
+    """Yield the weights of which every row is a multiple of another's in the same place."""
+    others: defaultdict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, tensor in theirs.items():
         if tensor.ndim > 1:
-            others[tuple(tensor.shape)].append(tensor.flatten(1))
-    return {
-        name
-        for name, tensor in ours.items()
-        if tensor.ndim > 1
-        and any(_is_multiple(tensor.flatten(1), each) for each in others[tuple(tensor.shape)])
-    }
+            others[tuple(tensor.shape)].append(name)
+    for name, tensor in ours.items():
+        for other in others[tuple(tensor.shape)]:
+            if _is_multiple(tensor.flatten(1), theirs[other].flatten(1)):
+                yield name, other
+                break
+
+
+def _with_their_biases(
+    pairs: Iterable[tuple[str, str]],
+    ours: Mapping[str, torch.Tensor],
+    theirs: Mapping[str, torch.Tensor],
+) -> set[str]:
+    """Return the scaled weights whose biases are scaled alike, or not in other layers either.
+
+    More than a factor may be put into a bias; if so, then into those of all layers.
+    """
+    follow: defaultdict[str, dict[str, bool]] = defaultdict(dict)
+    for name, other in pairs:
+        biases = (ours.get(_bias(name)), theirs.get(_bias(other)))
+        follow[re.sub(r"\d+", "*", name)][name] = _follows(ours[name], theirs[other], *biases)
+    found: set[str] = set()
+    for members in follow.values():
+        known = any(members.values())
+        found.update(name for name, follows in members.items() if follows or not known)
+    return found
+
+
+def _bias(weight: str) -> str:
+    return weight.removesuffix("weight") + "bias"
+
+
+def _follows(
+    mine: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    other: torch.Tensor | None,
+) -> bool:
+    """Whether a bias has the factors of its weight's rows."""
+    if bias is None or other is None or bias.shape != other.shape:
+        return bias is None and other is None
+    left, wide = mine.flatten(1).double(), right.to(mine.device).flatten(1).double()
+    factors = (left * wide).sum(1) / wide.square().sum(1)
+    wanted = factors * other.to(mine.device).double()
+    near = 8 * float(torch.finfo(mine.dtype).eps)
+    return bool((bias.double() - wanted).norm() <= near * wanted.norm())
 
 
 def _is_multiple(mine: torch.Tensor, right: torch.Tensor) -> bool:

@@ -318,10 +318,9 @@ def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
 def _open_line(report: DivergenceReport) -> str:
     for each in report.findings:
         if each.verdict is Verdict.UNKNOWN:
-            at_or_before = (
-                f"something is wrong at or before {each.name}; no single module stands out"
-            )
-            return each.reason if each.reason != _REASONS[Verdict.UNKNOWN] else at_or_before
+            if each.reason and each.reason != _REASONS[Verdict.UNKNOWN]:
+                return each.reason
+            return f"something is wrong at or before {each.name}; no single module stands out"
     if report.coverage.notes:
         return f"not shown either way: {report.coverage.notes[0]}"
     return "not shown either way: nothing could be compared"
