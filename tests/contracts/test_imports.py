@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def imports(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[str, bool]]:
             yield from imports(child, lazy=lazy or inside)
 
 
+@cache
 def of_module(module: str) -> list[tuple[str, bool]]:
     """The modules of brickline that one imports, and which of those lazily."""
     path = PACKAGE / f"{module.replace('.', '/')}.py"

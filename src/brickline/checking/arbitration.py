@@ -32,6 +32,8 @@ from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import unit_roundoff, written_arguments
 from brickline.verdicts import Verdict
 
+SOMEWHERE = "something is wrong"
+"""How a line begins that names several modules or none."""
 EXCUSED_ULPS = 8.0
 """Another way to round is not excused beyond this many unit roundoffs of relative error…"""
 EXCUSED_RATIO = 4.0
@@ -200,7 +202,7 @@ def leave_open(fact: Fact, display: Callable[[str], str]) -> None:
     told = ", ".join(names[:MOST_TOLD]) + (", …" if len(names) > MOST_TOLD else "")
     fact.verdict = Verdict.UNKNOWN
     fact.notes["reason"] = (
-        f"something is wrong in one of {told}; what lies between them could not be aligned"
+        f"{SOMEWHERE} in one of {told}; what lies between them could not be aligned"
         if len(names) > 1
         else f"{told} looks wrong, and repairing it changes little"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from brickline.adapters.torch_sites import brick_of
+from brickline.checking.arbitration import SOMEWHERE
 from brickline.checking.backward_writing import (
     backward_findings,
     backward_notes,
@@ -318,9 +319,9 @@ def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
 def _open_line(report: DivergenceReport) -> str:
     for each in report.findings:
         if each.verdict is Verdict.UNKNOWN:
-            if each.reason and each.reason != _REASONS[Verdict.UNKNOWN]:
+            if each.reason and each.reason.startswith(SOMEWHERE):
                 return each.reason
-            return f"something is wrong at or before {each.name}; no single module stands out"
+            return f"{SOMEWHERE} at or before {each.name}; no single module stands out"
     if report.coverage.notes:
         return f"not shown either way: {report.coverage.notes[0]}"
     return "not shown either way: nothing could be compared"
