@@ -30,6 +30,7 @@ GROUPS = (
     "unseen drives",
     "unseen ports",
     "unseen again",
+    "unseen third",
 )
 
 

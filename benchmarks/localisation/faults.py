@@ -27,6 +27,14 @@ from localisation import (  # noqa: F401  (each declares its faults)
     unseen_scans,
     unseen_sound,
     unseen_text,
+    unseen_third_diffusion,
+    unseen_third_encoders,
+    unseen_third_experts,
+    unseen_third_fused,
+    unseen_third_one_key,
+    unseen_third_parallel,
+    unseen_third_vision,
+    unseen_third_windows,
     unseen_vision,
 )
 from localisation.cases import Case
