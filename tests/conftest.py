@@ -1,9 +1,14 @@
-"""What holds for every folder: the end of a run says which tests a missing program left out."""
+"""What holds for every folder: Ctrl-C works, and the end says what a missing program left out."""
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from typing import Any
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A suite in the background inherits a Ctrl-C that is ignored, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MISSING = ("not on PATH", "on the PATH", "not installed")
 

@@ -121,8 +121,6 @@ def in_terminal(
         stdout=theirs,
         stderr=theirs,
         env=os.environ | {"TERM": terminal, "COLUMNS": "90", "LINES": "30"},
-        # A suite that runs in the background inherits a Ctrl-C that is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         start_new_session=True,
     )
     os.close(theirs)
