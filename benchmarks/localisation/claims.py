@@ -24,7 +24,10 @@ NOT_NAMED = (
     ("backward", ("backward",), 10.0),
     ("callables and other structures", ("callables and structures",), 10.0),
     ("models of transformers", ("transformers",), 10.0),
-    ("held out from tuning", ("held out",), 10.0),
+    ("held out at first, mended since", ("held out",), 10.0),
+    ("unseen decode loops and callables, mended since", ("unseen drives",), 10.0),
+    ("unseen ports, mended since", ("unseen ports", "unseen again"), 10.0),
+    ("unseen ports, not mended", ("unseen third",), 10.0),
 )
 
 

@@ -23,7 +23,6 @@ from brickline.oracle.wide_products import is_large_product, product_in_parts
 MOVES = frozenset(
     {
         "aten::embedding",
-        "aten::index.Tensor",
         "aten::index_select",
         "aten::gather",
         "aten::slice_scatter",
