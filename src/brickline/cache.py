@@ -23,7 +23,8 @@ from brickline.device.base import Compiled, Device, Program, open_device
 from brickline.errors import CacheError, CompileError, UsageError
 from brickline.kernel import Kernel
 from brickline.kernel_entries import Entry
-from brickline.kernel_store import EntryInfo, KernelStore, Removed
+from brickline.kernel_files import Removed
+from brickline.kernel_store import EntryInfo, KernelStore
 from brickline.launching import make_launcher
 from brickline.symbolic import Expr
 

@@ -29,7 +29,8 @@ from brickline.kernel_arguments import (
     set_fields,
 )
 from brickline.kernel_checks import check_block_source, check_name, check_source
-from brickline.symbolic import Expr, Variable, check_values
+from brickline.symbolic import Expr, Variable
+from brickline.symbolic_values import check_values
 
 __all__ = ["BLOCK_INDEX", "Access", "Kernel", "LaunchShape", "Param", "Scalar"]
 

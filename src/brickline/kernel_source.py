@@ -18,8 +18,17 @@ from brickline.kernel import Kernel, Param, Scalar
 
 INCLUDE_DIRECTORY = Path(__file__).parent / "include"
 """What a compiler searches for ``brickline/kernel.h``."""
-CPU_HEADERS = ("arithmetic", "elements", "entry_cpu", "kernel", "launch", "platform", "simd")
-CUDA_HEADERS = ("arithmetic", "elements", "entry_cuda", "kernel", "platform")
+CPU_HEADERS = (
+    "arithmetic",
+    "elements",
+    "entry_cpu",
+    "kernel",
+    "launch",
+    "platform",
+    "reductions",
+    "simd",
+)
+CUDA_HEADERS = ("arithmetic", "elements", "entry_cuda", "kernel", "platform", "reductions")
 CPU_FLAGS = ("-std=c++17", "-ffp-contract=off", "-fno-exceptions")
 """What the meaning of a single-source kernel rests on; how much to optimise is the device's. An
 exception could only end the process, so the compiler refuses it."""

@@ -12,63 +12,42 @@ time and nothing else. Exactly one producer of an entry, whoever asks at the sam
                 facts, blobs = produce()
                 store.put(key, facts, blobs)
 
-The directory::
-
-    VERSION                          "brickline-kernels 1"
-    entries/ab/ab12….blk             an entry, see `kernel_entries`; modified when it was last used
-    entries/ab/.ab12….blk.XXXX.tmp   an entry that is being written
-    locks/ab/ab12….lock              exists while somebody produces the entry
-    aside/TIME-ab12….blk             damaged entries, the latest 16
-
-Whatever has another name is somebody else's and never touched, and a directory that holds other
-things but no VERSION is refused.
+The files and their names are in `kernel_files`, the bytes of an entry in `kernel_entries`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
-import time
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from brickline.errors import CacheError, UsageError
 from brickline.kernel_entries import (
-    KEY,
     MAX_ENTRY_BYTES,
     Damaged,
     Entry,
     Facts,
-    check_key,
     encode_entry,
     open_entry,
     read_entry,
     read_header,
     verify_entry,
 )
+from brickline.kernel_files import KernelFiles, Removed, touch
 from brickline.key_locks import KeyLock
-from brickline.private_directory import listing, make_directory, publish, trusted_directory
+from brickline.private_directory import publish, trusted_directory
 
 MAX_BYTES = 1 << 30
 """The default bound of a store."""
-MAX_ASIDE = 16
-"""Damaged entries that are kept to be looked at."""
 LOCK_TIMEOUT_S = 600.0
 """Longer than a compilation. A holder that dies releases at once, so only a stopped one lasts."""
 
-_VERSION = b"brickline-kernels 1\n"
-_TOUCH_S = 60.0
-_ABANDONED_S = 3600.0
-_TEMPORARY = re.compile(r"\.([0-9a-f]{64})\.blk\.[0-9a-f]{16}\.tmp")
-_ASIDE = re.compile(r"[0-9]{20}-[0-9a-f]{64}\.blk")
-_FOLDERS = frozenset({"entries", "locks", "aside"})
-_VERSION_FILE = re.compile(r"VERSION|\.VERSION\.[0-9a-f]{16}\.tmp")
 _NOT_THE_CALLER = (os.path.dirname(__file__) + os.sep, contextmanager.__code__.co_filename)
 
 
@@ -95,18 +74,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"expected a sound entry, found {self.reason} - at {self.path}"
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What a cleaning has removed."""
-
-    entries: int = 0
-    bytes: int = 0
-    """Includes damaged and abandoned files, which are no entries."""
-
-    def __add__(self, other: Removed) -> Removed:
-        return Removed(self.entries + other.entries, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)
@@ -175,12 +142,10 @@ class KernelStore:
         place = default_directory() if directory is None else directory
         self.directory = trusted_directory(place, self._advice, create=create)
         self.max_bytes = max_bytes
-        self._entries = f"{self.directory}/entries"
-        self._locks = f"{self.directory}/locks"
-        self._aside = f"{self.directory}/aside"
         self._room_until_scan = 0
         self._noted: dict[Hashable, object] = {}
-        self._check_version(create)
+        self._files = KernelFiles(self.directory)
+        self._files.check_version(self._advice, create=create)
 
     def __repr__(self) -> str:
         return f"KernelStore({str(self.directory)!r}, max_bytes={self.max_bytes})"
@@ -190,7 +155,7 @@ class KernelStore:
 
         A damaged or foreign file is set aside with a RuntimeWarning, once per key.
         """
-        path = self._entry_path(key)
+        path = self._files.entry_path(key)
         try:
             descriptor = open_entry(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -204,7 +169,7 @@ class KernelStore:
         try:
             found = os.fstat(descriptor)
             entry = read_entry(descriptor, found, key)
-            _touch(descriptor, found)
+            touch(descriptor, found)
             return entry
         except Damaged as damage:
             self._set_aside(key, path, str(damage), found)
@@ -229,7 +194,7 @@ class KernelStore:
         Raises:
             UsageError: if the key, the facts or the blobs are not as above.
         """
-        path = self._entry_path(key)
+        path = self._files.entry_path(key)
         data = encode_entry(key, facts, blobs)
         limit = min(self.max_bytes, MAX_ENTRY_BYTES)
         if len(data) > limit:
@@ -270,9 +235,9 @@ class KernelStore:
         Raises:
             UsageError: if this thread holds the lock already, or the timeout is no number.
         """
-        check_key(key)
+        path = self._files.lock_path(key)
         _check_seconds("timeout", timeout)
-        lock = KeyLock(f"{self._locks}/{key[:2]}/{key}.lock")
+        lock = KeyLock(path)
         if lock.is_held_here:
             raise UsageError(
                 f"expected a lock that this thread does not hold, got it twice - at {lock.path}; "
@@ -299,7 +264,7 @@ class KernelStore:
 
         An entry whose header is damaged is left out; `verify` reports it.
         """
-        for file in self._files():
+        for file in self._files.entries():
             try:
                 header, found = read_header(file.path, file.key)
             except (Damaged, OSError):
@@ -312,21 +277,18 @@ class KernelStore:
         `get` sets a damaged entry aside when it meets it, and `clear` removes it.
         """
         problems = []
-        for shard, item in self._items():
-            if _is_temporary(shard, item):
-                continue
+        for path, key in self._files.finished():
             try:
-                key = _key_of(shard, item.name, ".blk")
                 if key is None:
                     raise Damaged("a name that no entry has")
-                verify_entry(item.path, key)
+                verify_entry(path, key)
             except FileNotFoundError:
                 continue
             except Damaged as damage:
-                problems.append(Problem(Path(item.path), str(damage)))
+                problems.append(Problem(Path(path), str(damage)))
             except OSError as error:
                 reason = f"something that cannot be read ({error.strerror})"
-                problems.append(Problem(Path(item.path), reason))
+                problems.append(Problem(Path(path), reason))
         return problems
 
     def gc(self, max_bytes: int | None = None, older_than: float | None = None) -> Removed:
@@ -346,8 +308,8 @@ class KernelStore:
             raise UsageError(f"expected max_bytes of at least 0, a whole number, got {limit!r}")
         if older_than is not None:
             _check_seconds("older_than", older_than)
-        removed, _ = self._shrink(limit, older_than=older_than)
-        self._sweep_locks()
+        removed, _ = self._files.shrink(limit, older_than=older_than)
+        self._files.sweep_locks()
         return removed
 
     def clear(self) -> Removed:
@@ -359,64 +321,16 @@ class KernelStore:
         Raises:
             CacheError: if a file cannot be removed.
         """
-        removed, _ = self._shrink(-1)
-        for item in self._items_aside():
-            with suppress(FileNotFoundError):
-                size = item.stat(follow_symlinks=False).st_size
-                removed += _remove(item.path, Removed(bytes=size))
-        self._sweep_locks()
+        removed, _ = self._files.shrink(-1)
+        removed += self._files.clear_aside()
+        self._files.sweep_locks()
         return removed
 
     def statistics(self) -> Statistics:
         """Return what the directory holds now."""
-        sizes = [file.bytes for file in self._files()]
-        aside = len(self._items_aside())
+        sizes = [file.bytes for file in self._files.entries()]
+        aside = len(self._files.aside())
         return Statistics(self.directory, len(sizes), sum(sizes), self.max_bytes, aside)
-
-    def _entry_path(self, key: str) -> str:
-        check_key(key)
-        return f"{self._entries}/{key[:2]}/{key}.blk"
-
-    def _check_version(self, create: bool) -> None:
-        path = f"{self.directory}/VERSION"
-        try:
-            with open(path, "rb") as file:
-                found = file.read(64)
-        except FileNotFoundError:
-            found = b""
-        except OSError as error:
-            raise CacheError(f"cannot read {path}: {error.strerror}; {self._advice}") from error
-        if not found.strip(b"\0"):  # a power cut may leave nothing, or zeros
-            self._check_contents(create)
-            if create:
-                with suppress(OSError):  # a directory that is read-only or full does without
-                    publish(path, _VERSION)
-        elif found != _VERSION:
-            raise CacheError(
-                f"expected {_VERSION.decode().strip()!r}, found "
-                f"{found.decode(errors='replace').strip()!r} - at {path}; another version or "
-                f"another program owns it: {self._advice}"
-            )
-
-    def _check_contents(self, create: bool) -> None:
-        """Raise CacheError unless a directory without VERSION can be a store nevertheless."""
-        try:
-            with os.scandir(self.directory) as items:
-                names = {item.name for item in items}
-        except OSError as error:
-            raise CacheError(
-                f"cannot read {self.directory}: {error.strerror}; {self._advice}"
-            ) from error
-        others = sorted(name for name in names - _FOLDERS if not _VERSION_FILE.fullmatch(name))
-        if others:
-            expected = "a kernel cache or an empty directory" if create else "a kernel cache"
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            what = f"no VERSION but {others[0]!r}{more}"
-        elif not create and not names & _FOLDERS:
-            expected, what = "a kernel cache", "none"
-        else:
-            return
-        raise CacheError(f"expected {expected}, found {what} - at {self.directory}; {self._advice}")
 
     def _note(self, about: Hashable, message: str) -> None:
         """Warn once about a thing. One dictionary call decides, so threads need no lock."""
@@ -429,21 +343,9 @@ class KernelStore:
 
     def _set_aside(self, key: str, path: str, reason: str, found: os.stat_result | None) -> None:
         """Move a damaged file out of the way; `found` is the one that was read, still open."""
-        target = f"{self._aside}/{time.time_ns():020}-{key}.blk"
-        try:
-            make_directory(self._aside)
-            os.rename(path, target)
-            if found is not None and not os.path.samestat(found, os.lstat(target)):
-                os.rename(target, path)  # a writer has just replaced the damaged one
-                return
-            outcome = f"it is now {target}"
-            for item in self._items_aside()[:-MAX_ASIDE]:
-                _remove(item.path, Removed())
-        except FileNotFoundError:
-            return  # another process has moved or removed it
-        except (OSError, CacheError) as error:
-            outcome = f"it cannot be set aside ({error})"
-        self._note(key, f"{Problem(Path(path), reason)}; {outcome}, and counts as missing")
+        outcome = self._files.set_aside(key, path, found)
+        if outcome is not None:
+            self._note(key, f"{Problem(Path(path), reason)}; {outcome}, and counts as missing")
 
     def _make_room(self, key: str, added: int) -> None:
         """Keep the bound. Threads may lose a subtraction here, which the next scan mends."""
@@ -451,97 +353,11 @@ class KernelStore:
         if self._room_until_scan >= 0:
             return
         try:
-            _, total = self._shrink(self.max_bytes, keep=key)
+            _, total = self._files.shrink(self.max_bytes, keep=key)
         except CacheError as error:
             self._note("bound", f"the kernel cache exceeds its bound: {error}")
         else:
             self._room_until_scan = min(self.max_bytes - total, self.max_bytes // 16)
-
-    def _shrink(
-        self, max_bytes: int, *, older_than: float | None = None, keep: str | None = None
-    ) -> tuple[Removed, int]:
-        """Remove entries until the rest fits, least recently used first; return the bytes left."""
-        removed, files = Removed(), []
-        for shard, item in self._items():
-            if _is_temporary(shard, item):
-                removed += _remove_abandoned(item)
-            elif file := _file_of(shard, item):
-                files.append(file)
-        total = sum(file.bytes for file in files)
-        oldest = float("-inf") if older_than is None else time.time() - older_than
-        for file in sorted(files, key=lambda file: file.used):
-            if total <= max_bytes and file.used >= oldest:
-                break
-            if file.key != keep:
-                removed += _remove(file.path, Removed(1, file.bytes))
-                total -= file.bytes
-        return removed, total
-
-    def _sweep_locks(self) -> None:
-        """Remove the lock files that nobody holds: their holders were killed."""
-        for shard, item in _sharded(self._locks):
-            lock = KeyLock(item.path)
-            if (
-                _key_of(shard, item.name, ".lock")
-                and item.is_file(follow_symlinks=False)
-                and not lock.is_held_here
-            ):
-                with suppress(OSError):
-                    lock.acquire(0)
-                    lock.release()
-
-    def _files(self) -> Iterator[_File]:
-        for shard, item in self._items():
-            if file := _file_of(shard, item):
-                yield file
-
-    def _items(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        return _sharded(self._entries)
-
-    def _items_aside(self) -> list[os.DirEntry[str]]:
-        """Return what was set aside, oldest first; a directory is left alone."""
-        return [
-            item
-            for item in listing(self._aside)
-            if _ASIDE.fullmatch(item.name) and not item.is_dir(follow_symlinks=False)
-        ]
-
-
-class _File(NamedTuple):
-    """A file with the name of an entry."""
-
-    key: str
-    path: str
-    bytes: int
-    used: float
-
-
-def _file_of(shard: str, item: os.DirEntry[str]) -> _File | None:
-    key = _key_of(shard, item.name, ".blk")
-    if key is None or item.is_dir(follow_symlinks=False):
-        return None
-    try:
-        found = item.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return _File(key, item.path, found.st_size, found.st_mtime)
-
-
-def _key_of(shard: str, name: str, suffix: str) -> str | None:
-    key = name.removesuffix(suffix)
-    return key if name == key + suffix and key[:2] == shard and KEY.fullmatch(key) else None
-
-
-def _is_temporary(shard: str, item: os.DirEntry[str]) -> bool:
-    name = _TEMPORARY.fullmatch(item.name)
-    return name is not None and name[1][:2] == shard and not item.is_dir(follow_symlinks=False)
-
-
-def _sharded(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    for shard in listing(directory):
-        if shard.is_dir(follow_symlinks=False):
-            for item in listing(shard.path):
-                yield shard.name, item
 
 
 def _advice(is_default: bool, create: bool) -> str:
@@ -571,35 +387,3 @@ def _callers_level() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _touch(descriptor: int, found: os.stat_result) -> None:
-    """Note that an entry is used, at most once a minute, so that readers seldom write."""
-    if not 0 <= time.time() - found.st_mtime < _TOUCH_S:
-        with suppress(OSError):
-            os.utime(descriptor)
-
-
-def _remove(path: str, counted: Removed) -> Removed:
-    """Remove a file and return what it counts for: nothing where it is gone already."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return Removed()
-    except OSError as error:
-        raise CacheError(
-            f"cannot remove {path}: {error.strerror}; mend its directory's permissions, or remove "
-            "it yourself"
-        ) from error
-    return counted
-
-
-def _remove_abandoned(item: os.DirEntry[str]) -> Removed:
-    """Remove what a killed writer has left; one that runs needs less than an hour."""
-    try:
-        found = item.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return Removed()
-    if time.time() - found.st_mtime < _ABANDONED_S:
-        return Removed()
-    return _remove(item.path, Removed(bytes=found.st_size))

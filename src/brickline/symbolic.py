@@ -6,28 +6,27 @@ remainders, minima and maxima, its terms collected and sorted. Equal expressions
 simplification never changes a value; a part that cancels takes the errors it could raise with it.
 
 Arithmetic is that of Python's integers (``//`` and ``%`` round down), and an evaluation in which
-any step leaves int64 is an error. Knows nothing of kernels or devices.
+any step leaves int64 is an error. Owns the objects, one for each expression, and their evaluation;
+the rules are in `symbolic_simplifier`, text and JSON are read in `symbolic_reader`, and values are
+checked in `symbolic_values`. Knows nothing of kernels or devices.
 """
 
 from __future__ import annotations
 
-import ast
 import keyword
-import operator
 import os
 import re
 import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, NoReturn, SupportsIndex
 from weakref import WeakValueDictionary
 
 from brickline.errors import SymbolicError
 from brickline.symbolic_ops import (
     APPLY,
-    CALLS,
     DIVISIONS,
     INT64_MAX,
     INT64_MIN,
@@ -42,20 +41,10 @@ from brickline.symbolic_ops import (
     terms_of,
     text_of_node,
 )
-from brickline.symbolic_terms import (
-    Terms,
-    added,
-    common_divisor,
-    divided,
-    multiplied,
-    range_of,
-    shifted,
-    split_by_constant,
-    split_by_divisor,
-)
-
-MAX_TEXT = 4096
-"""Characters that `Expr.parse` reads."""
+from brickline.symbolic_reader import Reader
+from brickline.symbolic_simplifier import Simplifier
+from brickline.symbolic_terms import Terms, added, multiplied
+from brickline.symbolic_values import integer_of, shown, value_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _RECORD = struct.Struct("<IIq")
@@ -118,7 +107,7 @@ class Expr:
         Raises:
             SymbolicError: The text holds anything else.
         """
-        return _parse(text, {variable.name: variable for variable in variables})
+        return _READER.parse(text, {variable.name: variable for variable in variables})
 
     @staticmethod
     def from_json(data: Any) -> Expr:
@@ -127,12 +116,7 @@ class Expr:
         Raises:
             SymbolicError: It is something else.
         """
-        try:
-            return _from_json(data)
-        except RecursionError:
-            raise SymbolicError(
-                "expected an expression as JSON, got lists nested too deep"
-            ) from None
+        return _READER.from_json(data)
 
     def to_json(self) -> Any:
         """Return integers and lists: ``["+", ["variable", "n", 1, 64], 3]``."""
@@ -164,7 +148,7 @@ class Expr:
                 divisor is zero, or a step leaves int64.
         """
         ordered = sorted(self.variables, key=str)
-        given = {variable.name: _value(variable, values, where) for variable in ordered}
+        given = {variable.name: value_of(variable, values, where) for variable in ordered}
         stack: list[int] = []
         for op, operand in self.code:
             if op is Op.CONST:
@@ -221,22 +205,22 @@ class Expr:
         return b"".join(records)
 
     def __add__(self, other: Expr | SupportsIndex) -> Expr:
-        return _sum(added(*_both(self, other)))
+        return _SIMPLIFIER.sum_of(added(*_both(self, other)))
 
     def __mul__(self, other: Expr | SupportsIndex) -> Expr:
         mine, others = _both(self, other)
         if len(mine) * len(others) > MAX_OPERATIONS:
             refuse_size()
-        return _sum(multiplied(mine, others))
+        return _SIMPLIFIER.sum_of(multiplied(mine, others))
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __neg__(self) -> Expr:
-        return _sum(added({}, terms_of(self), -1))
+        return _SIMPLIFIER.sum_of(added({}, terms_of(self), -1))
 
     def __sub__(self, other: Expr | SupportsIndex) -> Expr:
-        return _sum(added(*_both(self, other), -1))
+        return _SIMPLIFIER.sum_of(added(*_both(self, other), -1))
 
     def __rsub__(self, other: Expr | SupportsIndex) -> Expr:
         return _as_expr(other) - self
@@ -288,7 +272,7 @@ class Variable(Expr):
                 f"expected a variable's name as an identifier such as n_rows, got {name!r:.80}; "
                 f"keywords of Python and {', '.join(_FUNCTIONS)} are taken"
             )
-        bounds = _integer(low), _integer(high)
+        bounds = integer_of(low), integer_of(high)
         if bounds[0] is None or bounds[1] is None:
             raise SymbolicError(
                 f"expected integer bounds of {name}, got {low!r:.80} to {high!r:.80}; both are "
@@ -297,7 +281,7 @@ class Variable(Expr):
         if not INT64_MIN <= bounds[0] <= bounds[1] <= INT64_MAX:
             raise SymbolicError(
                 f"expected bounds of {name} within int64, the low one first, got "
-                f"{_shown(bounds[0])} to {_shown(bounds[1])}"
+                f"{shown(bounds[0])} to {shown(bounds[1])}"
             )
         made = _node(Op.VALUE, (name, *bounds))
         assert isinstance(made, Variable)
@@ -342,69 +326,10 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
 """What may be called in a text."""
 
 
-def check_values(
-    variables: Iterable[Variable], values: Mapping[str, SupportsIndex], where: str
-) -> dict[str, int]:
-    """Return the value of every variable as an int, in their order.
-
-    Args:
-        variables: Those that need a value.
-        values: Integers by name.
-        where: What they are for, for the error: ``"kernel rms_norm"``.
-
-    Raises:
-        SymbolicError: A value is missing, surplus, not an integer or out of bounds.
-    """
-    wanted = list(variables)
-    checked = {variable.name: _value(variable, values, where) for variable in wanted}
-    surplus = sorted(str(name) for name in values if name not in checked)
-    if surplus:
-        names = ", ".join(checked) or "no variables"
-        raise SymbolicError(
-            f"expected values for {names}, got one for {', '.join(surplus)} too - at {where}; "
-            "leave it out"
-        )
-    return checked
-
-
-def _value(variable: Variable, values: Mapping[str, SupportsIndex], where: str) -> int:
-    name, bounds = variable.name, f"from {variable.low} to {variable.high}"
-    if name not in values:
-        raise SymbolicError(
-            f"expected a value of {name} {bounds}, got none - at {where}; pass {name}=..."
-        )
-    number = _integer(values[name])
-    if number is None:
-        raise SymbolicError(
-            f"expected {name} as an integer {bounds}, got {values[name]!r:.80} - at {where}"
-        )
-    if not variable.low <= number <= variable.high:
-        raise SymbolicError(
-            f"expected {name} {bounds}, got {_shown(number)} - at {where}; pass a value within "
-            f"its bounds, or widen them where {name} is declared"
-        )
-    return number
-
-
-def _integer(value: object) -> int | None:
-    """Return a Python or NumPy integer as an int; None for a bool and everything else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        return None
-    try:
-        return int(operator.index(value))
-    except TypeError:
-        return None
-
-
-def _shown(number: int) -> str:
-    """Return an integer as text; Python refuses to write very long ones."""
-    return str(number) if number.bit_length() <= 256 else f"one of {number.bit_length()} bits"
-
-
 def _as_expr(value: object) -> Expr:
     if isinstance(value, Expr):
         return value
-    number = _integer(value)
+    number = integer_of(value)
     if number is None:
         raise SymbolicError(
             f"expected an expression or an integer, got {value!r:.80} ({type(value).__name__}); "
@@ -452,7 +377,7 @@ def _made(op: Op, args: tuple[Any, ...]) -> Expr:
 def _constant(value: int) -> Expr:
     if not INT64_MIN <= value <= INT64_MAX:
         raise SymbolicError(
-            f"expected constants and coefficients within int64, got {_shown(value)}; use smaller "
+            f"expected constants and coefficients within int64, got {shown(value)}; use smaller "
             "ones"
         )
     return _node(Op.CONST, (value,))
@@ -471,8 +396,9 @@ def _joined_variables(exprs: Iterable[Expr]) -> frozenset[Variable]:
     return joined
 
 
-# Simplification. Below, `Terms` are polynomials whose factors are variables and what cannot be
-# expanded: divisions, remainders, minima and maxima.
+# Operations: operands are checked here, and `Simplifier` makes the result.
+
+_SIMPLIFIER: Simplifier[Expr] = Simplifier(_node, _constant)
 
 
 def _both(a: Expr, b: Expr | SupportsIndex) -> tuple[Terms[Expr], Terms[Expr]]:
@@ -481,125 +407,9 @@ def _both(a: Expr, b: Expr | SupportsIndex) -> tuple[Terms[Expr], Terms[Expr]]:
     return terms_of(a), terms_of(other)
 
 
-def _sum(terms: Terms[Expr]) -> Expr:
-    """Return the expression of a polynomial: positive terms first, constants behind others."""
-    ordered = sorted(
-        terms.items(), key=lambda term: (term[1] < 0, not term[0], [str(each) for each in term[0]])
-    )
-    args = tuple(_term(factors, coefficient) for factors, coefficient in ordered)
-    if not args:
-        return _constant(0)
-    return args[0] if len(args) == 1 else _node(Op.ADD, args)
-
-
-def _term(factors: tuple[Expr, ...], coefficient: int) -> Expr:
-    if not factors:
-        return _constant(coefficient)
-    args = factors if coefficient == 1 else (_constant(coefficient), *factors)
-    return args[0] if len(args) == 1 else _node(Op.MUL, args)
-
-
 def _division(op: Op, a: Expr, b: Expr) -> Expr:
     _joined_variables((a, b))
-    if b.low == b.high == 0:
-        raise SymbolicError(f"expected a divisor other than 0, got {a} {SYMBOLS[op]} {b}")
-    if a.value is not None and b.value is not None:
-        return _constant(APPLY[op](a.value, b.value))
-    if b.low <= 0 <= b.high:
-        return _node(op, (a, b))  # may divide by zero, which only the values can tell
-    terms = terms_of(a)
-    if b.high < 0:
-        # Both operands change sign: the quotient stays, the remainder changes its sign too.
-        terms, b = added({}, terms, -1), -b
-        if op is Op.MOD:
-            return _sum(added({}, _remainder(terms, b), -1))
-    if op is Op.MOD:
-        return _sum(_remainder(terms, b))
-    return _sum(_quotient(terms, b) if op is Op.FLOORDIV else _quotient_above(terms, b))
-
-
-def _quotient_above(a: Terms[Expr], b: Expr) -> Terms[Expr]:
-    """Return ``ceil_div(a, b)`` for a positive ``b``."""
-    return shifted(_quotient(shifted(a, -1), b), 1)
-
-
-def _quotient(a: Terms[Expr], b: Expr) -> Terms[Expr]:
-    """Return ``a // b`` for a positive ``b``: what divides evenly, and the rest divided."""
-    whole, rest = split_by_divisor(a, terms_of(b))
-    varying, _ = split_by_constant(rest)
-    # (g*x + k) // (g*y) == (x + k // g) // y
-    common = common_divisor(varying, terms_of(b))
-    if common > 1:
-        rest, b = divided(rest, common), _sum(divided(terms_of(b), common))
-    return added(whole, _quotient_of_rest(rest, b))
-
-
-def _quotient_of_rest(rest: Terms[Expr], b: Expr) -> Terms[Expr]:
-    known = _known_quotient(rest, b)
-    if known is not None:
-        return shifted({}, known)
-    varying, constant = split_by_constant(rest)
-    if all(coefficient < 0 for coefficient in (varying or rest).values()):
-        return added({}, _quotient_above(added({}, rest, -1), b), -1)
-    nested = _quotient_of_quotient(varying, constant, b)
-    if nested is not None:
-        return nested
-    # One less than a multiple of b: written as ceil_div, where all ways to round up meet.
-    if b.value is not None and constant == b.value - 1:
-        return {(_node(Op.CEILDIV, (_sum(varying), b)),): 1}
-    if b.value is None and constant == -1:
-        return {(_node(Op.CEILDIV, (_sum(varying), b)),): 1, (): -1}
-    return {(_node(Op.FLOORDIV, (_sum(rest), b)),): 1}
-
-
-def _quotient_of_quotient(varying: Terms[Expr], constant: int, b: Expr) -> Terms[Expr] | None:
-    """Return ``(x // a + constant) // b`` as one division by ``a*b``, where both are constants."""
-    if len(varying) != 1 or b.value is None:
-        return None
-    (((inner, *others), coefficient),) = varying.items()
-    if others or coefficient != 1 or inner.op not in (Op.FLOORDIV, Op.CEILDIV):
-        return None
-    x, a = inner.args[0], inner.args[1].value
-    if a is None or a * b.value > INT64_MAX:
-        return None
-    up = a - 1 if inner.op is Op.CEILDIV else 0
-    return _quotient(shifted(terms_of(x), constant * a + up), _constant(a * b.value))
-
-
-def _remainder(a: Terms[Expr], b: Expr) -> Terms[Expr]:
-    """Return ``a % b`` for a positive ``b``."""
-    _, rest = split_by_divisor(a, terms_of(b))
-    known = _known_quotient(rest, b)
-    if known is not None:
-        return added(rest, terms_of(b), -known)
-    if b.value is not None:
-        rest = {factors: coefficient % b.value for factors, coefficient in rest.items()}
-    varying, constant = split_by_constant(rest)
-    # (g*x + k) % (g*y) == g * ((x + k // g) % y) + k % g
-    common = common_divisor(varying, terms_of(b))
-    if common > 1:
-        inner = _remainder(divided(rest, common), _sum(divided(terms_of(b), common)))
-        return shifted(added({}, inner, common), constant % common)
-    known = _known_quotient(rest, b)
-    if known is not None:
-        return added(rest, terms_of(b), -known)
-    return {(_node(Op.MOD, (_sum(rest), b)),): 1}
-
-
-def _known_quotient(rest: Terms[Expr], b: Expr) -> int | None:
-    """Return ``rest // b`` where it is the same for all values of the variables."""
-    ends = range_of(rest)
-    corners = {end // divisor for end in ends for divisor in (b.low, b.high)}
-    if len(corners) == 1:
-        return corners.pop()
-    if b.value is not None:
-        return None
-    for guess in (0, -1):  # rest may lie below b though their bounds overlap, as d - 1 and d do
-        remainder = added(rest, terms_of(b), -guess)
-        above = range_of(added(remainder, terms_of(b), -1))[1]
-        if range_of(remainder)[0] >= 0 > above:
-            return guess
-    return None
+    return _SIMPLIFIER.division(op, a, b)
 
 
 def _extremum(op: Op, values: Iterable[Expr | SupportsIndex]) -> Expr:
@@ -607,91 +417,7 @@ def _extremum(op: Op, values: Iterable[Expr | SupportsIndex]) -> Expr:
     if not given:
         raise SymbolicError(f"expected one or more values, got {SYMBOLS[op]}()")
     _joined_variables(given)
-    flat = {arg for expr in given for arg in (expr.args if expr.op is op else (expr,))}
-    kept: list[Expr] = []
-    for expr in sorted(flat, key=str):
-        if not any(_decides(op, other, expr) for other in kept):
-            kept = [other for other in kept if not _decides(op, expr, other)] + [expr]
-    return kept[0] if len(kept) == 1 else _node(op, tuple(kept))
+    return _SIMPLIFIER.extremum(op, given)
 
 
-def _decides(op: Op, a: Expr, b: Expr) -> bool:
-    """Return whether the bounds say that ``op`` of both is always ``a``."""
-    low, high = range_of(added(terms_of(a), terms_of(b), -1))
-    return high <= 0 if op is Op.MIN else low >= 0
-
-
-# Text and JSON.
-
-_OPERATORS: dict[type[ast.operator], Callable[[Expr, Expr], Expr]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_BUILDERS: dict[str, Callable[..., Expr]] = {
-    "+": lambda *args: reduce(operator.add, args),
-    "*": lambda *args: reduce(operator.mul, args),
-    "//": operator.floordiv,
-    "%": operator.mod,
-    **{name: _FUNCTIONS[name] for op in CALLS for name in [SYMBOLS[op]]},
-}
-
-
-def _parse(text: str, variables: Mapping[str, Variable]) -> Expr:
-    if len(text) > MAX_TEXT:
-        raise SymbolicError(
-            f"expected an expression of at most {MAX_TEXT} characters, got {len(text)}; build it "
-            "from Variables instead"
-        )
-    try:
-        return _from_syntax(ast.parse(text.strip(), mode="eval").body, variables)
-    except SymbolicError as error:
-        raise SymbolicError(f"{error} - at {text!r:.200}") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SymbolicError(
-            f"expected an integer expression such as 'ceil_div(n, 256)', got {text!r:.200} "
-            f"({type(error).__name__})"
-        ) from None
-
-
-def _from_syntax(node: ast.expr, variables: Mapping[str, Variable]) -> Expr:
-    match node:
-        case ast.Constant(value=value):
-            return _as_expr(value)
-        case ast.Name(id=name) if name in variables:
-            return variables[name]
-        case ast.Name(id=name):
-            known = ", ".join(variables) or "none declared"
-            raise SymbolicError(f"expected a variable ({known}), got {name!r}; declare it first")
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_from_syntax(operand, variables)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            build = _OPERATORS[type(op)]
-            return build(_from_syntax(left, variables), _from_syntax(right, variables))
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _built(name, _FUNCTIONS[name], [_from_syntax(arg, variables) for arg in args])
-    raise SymbolicError(
-        f"expected integers, variables, + - * // % and {', '.join(_FUNCTIONS)}, got "
-        f"{ast.unparse(node)!r:.80}"
-    )
-
-
-def _from_json(data: Any) -> Expr:
-    match data:
-        case ["variable", name, low, high]:
-            return Variable(name, low, high)
-        case [str(symbol), *args] if symbol in _BUILDERS:
-            return _built(symbol, _BUILDERS[symbol], [_from_json(arg) for arg in args])
-        case list():
-            symbols = ", ".join(_BUILDERS)
-            raise SymbolicError(f"expected a list that starts with {symbols}, got {data!r:.80}")
-    return _as_expr(data)
-
-
-def _built(symbol: str, build: Callable[..., Expr], args: Sequence[Expr]) -> Expr:
-    try:
-        return build(*args)
-    except TypeError:
-        raise SymbolicError(f"expected operands of {symbol}, got {len(args)} of them") from None
+_READER: Reader[Expr] = Reader(_as_expr, Variable, _FUNCTIONS)

@@ -22,7 +22,7 @@
 namespace brickline {
 
 // A call or a table that breaks the graph. Derives from invalid_argument so that it reaches Python
-// as ValueError, which brickline.graph turns into GraphError.
+// as ValueError, which brickline.graph_arguments turns into GraphError.
 class GraphFault : public std::invalid_argument {
 public:
     using std::invalid_argument::invalid_argument;

@@ -1,5 +1,5 @@
 // GraphStore and its analyses as Python sees them, under the names they have in C++. Owns no rules:
-// brickline/graph.py checks arguments and turns ValueError into GraphError.
+// brickline/graph_arguments.py checks arguments and turns ValueError into GraphError.
 //
 // Rows cross as bytes with the layout of graph_rows.h; graph_layout() tells Python the offsets, so
 // that a test can hold its dtypes against them. Analyses release the GIL.

@@ -107,7 +107,10 @@ def test_a_clock_needs_no_compiler(module: str) -> None:
     assert not rooms(module, lazy=False) & {"kernel", "kernel_source", "symbolic"}
 
 
-@pytest.mark.parametrize("module", in_rooms(*KERNELS, "kernels", "kernel_checks"))
+SYMBOLIC = {module for module in MODULES if module.startswith("symbolic")}
+
+
+@pytest.mark.parametrize("module", in_rooms(*KERNELS, *SYMBOLIC, "kernels", "kernel_checks"))
 def test_a_kernel_touches_no_device(module: str) -> None:
     assert not rooms(module) & {"device", "cache", "launching", "profiler"}
 
@@ -121,7 +124,7 @@ def test_of_devices_only_the_base_is_seen(module: str) -> None:
         assert room(module) in makers | {"commands", "__init__", "peaks"}
 
 
-@pytest.mark.parametrize("module", in_rooms("traces", "tiles", "timers", "graph"))
+@pytest.mark.parametrize("module", in_rooms("traces", "tiles", "timers", "graph", "graph_builder"))
 def test_the_rooms_of_the_profiler_do_not_know_it_or_runs(module: str) -> None:
     assert not rooms(module) & {"profiler", "runs", "profile", "report", "device"}
 

@@ -70,7 +70,7 @@ def halved(values: list[Any], first_distance: int, combine: Callable[[Any, Any],
 def tree(
     values: Any, lanes: int, identity: Any, combine: Callable[[Any, Any], Any], width: int = 1
 ) -> Any:
-    """A reduction of a block as the top of kernel.h defines it."""
+    """A reduction of a block as the top of reductions.h defines it."""
     partials = [[identity] * width for _ in range(lanes)]
     for i, value in enumerate(values):
         lane = partials[i // width % lanes]

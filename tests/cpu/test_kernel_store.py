@@ -32,7 +32,8 @@ from brickline import kernel_store
 from brickline.cache import KernelCache
 from brickline.errors import CacheError, UsageError
 from brickline.kernel import Kernel, Param
-from brickline.kernel_store import Entry, KernelStore, Removed, default_directory
+from brickline.kernel_files import Removed
+from brickline.kernel_store import Entry, KernelStore, default_directory
 
 NOBODY = 65534
 FACTS = {"entry": "rms_norm", "globals": [0, 1], "µ": {"nested": [None, True, 1.5, -(2**70)]}}

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from brickline.errors import SymbolicError
-from brickline.symbolic import Expr, Variable, ceil_div, check_values, maximum, minimum
+from brickline.symbolic import Expr, Variable, ceil_div, maximum, minimum
 from brickline.symbolic_ops import INT64_MAX, INT64_MIN
+from brickline.symbolic_values import check_values
 
 n = Variable("n", 1, 4096)
 m = Variable("m", 0, 100)

@@ -1,8 +1,8 @@
 // platform.h: what differs between a host compiler and NVRTC, and the only place that asks which.
 //
-// Everything above it (elements.h, arithmetic.h, kernel.h) is one source. Both halves define the
-// same names; where a name makes sense on one side only, the other says so. Knows nothing of
-// blocks.
+// Everything above it (elements.h, arithmetic.h, reductions.h, kernel.h) is one source. Both halves
+// define the same names; where a name makes sense on one side only, the other says so. Knows
+// nothing of blocks.
 //
 //   BRICKLINE            in front of a kernel function and of helpers in a kernel's source
 //   BRICKLINE_INLINE     in front of members and templates of these headers

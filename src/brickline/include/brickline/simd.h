@@ -1,9 +1,9 @@
 // simd.h: the inner product of two rows with all its partials in vector registers, on CPU only.
 // platform.h includes it there.
 //
-// It stands beside the loops of kernel.h because no compiler keeps hundreds of partials of a plain
-// loop in registers, and because a row that is read once needs its prefetches: the hardware's stop
-// at each page. It gives the bits that kernel.h defines for 32 lanes of 16 bytes.
+// It stands beside the loops of reductions.h because no compiler keeps hundreds of partials of a
+// plain loop in registers, and because a row that is read once needs its prefetches: the hardware's
+// stop at each page. It gives the bits that reductions.h defines for 32 lanes of 16 bytes.
 
 #pragma once
 
