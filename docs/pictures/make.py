@@ -136,6 +136,8 @@ def _follow(how_to: str, directory: Path, printed: Mapping[str, Printed]) -> Non
     """Follow a how-to; a command that is wanted prints in colour, and the last time counts."""
     from page_commands import follow, page_environment, run
 
+    drawn: dict[str, str] = {}
+
     def runner(words: Sequence[str], where: Path, environment: dict[str, str], status: int) -> str:
         command = shlex.join(words)
         found = [name for name, each in printed.items() if each.command == command]
@@ -145,12 +147,14 @@ def _follow(how_to: str, directory: Path, printed: Mapping[str, Printed]) -> Non
         coloured = {key: value for key, value in environment.items() if key != "NO_COLOR"}
         coloured |= {"COLUMNS": str(columns), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
         text = run(words, where, coloured, status).replace(f"{where}/", "")
-        _keep(f"{found[0]}.svg", _terminal(text, command, columns).encode())
+        drawn[f"{found[0]}.svg"] = _terminal(text, command, columns)
         return text
 
     print(f"following {how_to}", flush=True)
     environment = page_environment(directory.parent)
     follow(HOW_TO / f"{how_to}.md", directory, environment, runner=runner, compare=False)
+    for file, svg in drawn.items():
+        _keep(file, svg.encode())
 
 
 def _shoot(shots: Mapping[str, Shot], directory: Path) -> None:
@@ -280,14 +284,18 @@ def _keep(file: str, data: bytes) -> None:
 def main() -> None:
     """Make the pictures that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *PICTURES])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PICTURES))
+    wanted = parser.parse_args().names or list(PICTURES)
+    unknown = [name for name in wanted if name not in PICTURES]
+    if unknown:
+        parser.error(f"expected names of {', '.join(PICTURES)}, got {unknown[0]}")
     sys.path[:0] = [str(ROOT / "tests" / part) for part in ("null", "browser")]
     from chromium import what_is_missing
 
     missing = what_is_missing()
-    if missing:
+    if missing and any(isinstance(PICTURES[name], Shot) for name in wanted):
         sys.exit(f"pictures of pages need Chromium: {missing}")
-    make(parser.parse_args().names or list(PICTURES))
+    make(wanted)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,13 @@ are there, they see to it themselves.
 
 from __future__ import annotations
 
-import signal
+from brickline.interrupts import silent_interrupts
 
 
 def main() -> None:
     """Load the commands and run the command line."""
-    quiet = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if quiet:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from brickline.commands import main as run
-
-    if quiet:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with silent_interrupts():
+        from brickline.commands import main as run
     run()
 
 

@@ -184,10 +184,21 @@ def profile_from_parts(
     name: str = "profile",
     manifest: Mapping[str, Any] | None = None,
     peaks: Peaks | None = None,
-    problems: tuple[str, ...] = (),
+    problems: tuple[str, ...] | None = None,
     is_live: bool = False,
 ) -> Profile:
-    """Make the tables of several processes together."""
+    """Make the tables of several processes together.
+
+    Args:
+        parts: one of each process.
+        name: what the profile is called.
+        manifest: of the run, where there is one.
+        peaks: of the machine, where they were measured.
+        problems: what could not be read. Default None: what the parts say of themselves.
+        is_live: whether it is still being recorded.
+    """
+    if problems is None:
+        problems = tuple(each for part in parts for each in part.problems)
     table = node_table(parts)
     slots = table.slots
     bricks = sorted(brick_rows(table), key=lambda row: (-row.total_ns, row.name))
@@ -219,7 +230,7 @@ def profile_from_parts(
         peaks=peaks,
         facts={fact: value for part in parts for fact, value in part.facts.items()},
         manifest=manifest or {},
-        problems=(*problems, *(each for part in parts for each in part.problems)),
+        problems=problems,
         is_live=is_live,
         parts=parts,
     )

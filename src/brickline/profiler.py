@@ -114,6 +114,8 @@ class BrickProfiler(_core.ProfilerCore, TracedLaunches):
     ) -> None:
         if not isinstance(name, str):
             raise UsageError(f"name: expected a str, got {type(name).__name__}")
+        if name.encode("utf-8", "replace").decode() != name:
+            raise UsageError(f"name: expected valid Unicode, got {name!r}; no file can hold it")
         self.name = name
         self._clock = open_clock(device, stream)
         self.sync_mode = SyncMode.parse(sync_mode)

@@ -174,7 +174,7 @@ def divergence_words(report: DivergenceReport) -> Iterator[str]:
     inconclusive = report.status is Status.INCONCLUSIVE
     first = headline(report)
     yield plain(first)
-    if inconclusive:
+    if inconclusive and report.coverage.compared:
         yield "  If that is enough for this test, pass allow_inconclusive=True."
     guilty = [each for each in report.findings if each.verdict in GUILTY]
     told = guilty[:MAX_TOLD] or [each for each in report.findings if each.reason][:MAX_TOLD]

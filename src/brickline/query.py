@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from brickline.errors import RunDamaged, UsageError
+from brickline.errors import BricklineError, RunDamaged, UsageError
 from brickline.query_views import (
     GIVEN,
     TABLES,
@@ -34,6 +34,11 @@ from brickline.table_index import published_rows
 from brickline.verdicts import DivergenceReport, VerdictRow
 
 _AT_ONCE = 4096
+_MAY_BE_DAMAGE = {
+    *("Error", "FatalException", "InternalException", "InvalidInputException", "IOException"),
+    *("OutOfMemoryException", "SerializationException"),
+}
+"""What DuckDB raises over a file whose bytes are wrong, and over a few questions."""
 _RECORDED = ("bricks", "steps", "tiles", "traces")
 _RUN_COLUMNS = {
     **dict.fromkeys(("run", "path", "id", "name", "created", "ended"), "VARCHAR"),
@@ -93,8 +98,9 @@ class Database:
     notes: list[str]
     """What is worth a word: a run that is still written, is empty or is damaged."""
 
-    def __init__(self, connection: Any, notes: list[str]) -> None:
+    def __init__(self, connection: Any, notes: list[str], files: Sequence[Path] = ()) -> None:
         self._connection = connection
+        self._files = files
         self._worker = ThreadPoolExecutor(1, "brickline-query")
         self.notes = notes
 
@@ -114,9 +120,15 @@ class Database:
             cursor = self._held(lambda: self._connection.execute(statements[0]))
             about = cursor.description
         except duckdb.Error as error:
-            raise _refused(error) from None
+            raise self._why(error) from None
         names, types = [each[0] for each in about], [str(each[1]) for each in about]
         return Answer(tuple(names), tuple(types), self._rows(cursor, duckdb.Error))
+
+    def _why(self, error: Exception) -> BricklineError:
+        """Return whose fault it is that DuckDB gave up: a damaged table's, or the question's."""
+        if type(error).__name__ in _MAY_BE_DAMAGE:
+            return _damage(self._files) or _refused(error)
+        return _refused(error)
 
     def close(self) -> None:
         """Forget everything."""
@@ -128,7 +140,7 @@ class Database:
             while some := self._held(lambda: cursor.fetchmany(_AT_ONCE)):
                 yield from some
         except refusal as error:
-            raise _refused(error) from None
+            raise self._why(error) from None
 
     def _held(self, work: Callable[[], Any]) -> Any:
         """Return what DuckDB gives, and end it on Ctrl-C, for which it looks only now and then."""
@@ -168,24 +180,29 @@ def open_database(paths: Sequence[Path], sql: str | None = None) -> Database:
     if not paths:
         raise UsageError("expected at least one run or kept report, got none")
     connection = _connect()
+    files: list[Path] = []
     try:
         labels = dict(zip(paths, run_labels(paths), strict=True))
         sources = [_source(path, labels[path]) for path in paths if not path.is_file()]
         reports = {labels[path]: DivergenceReport.load(path) for path in paths if path.is_file()}
-        for view in views_for(sql):
+        views = views_for(sql)
+        tables = [view for view in views if view in TABLES]
+        directories = [each.published for each in sources if each.published]
+        files = [each / f"{table}.parquet" for each in directories for table in tables]
+        for view in views:
             if view in TABLES:
                 _register_table(connection, view, sources)
             elif view in GIVEN:
                 _register_given(connection, view, sources, reports)
             else:
                 connection.execute(f"CREATE VIEW {view} AS {VIEWS[view].sql}")
-        _shut(connection, [each.published for each in sources if each.published])
+        _shut(connection, files)
     except BaseException as error:
         connection.close()
         if type(error).__module__.endswith("duckdb"):
-            raise _unreadable(error) from error
+            raise _damage(files) or _unreadable(error, "tables/ of a run") from error
         raise
-    return Database(connection, [note for each in sources for note in _notes(each)])
+    return Database(connection, [note for each in sources for note in _notes(each)], files)
 
 
 def _connect() -> Any:
@@ -200,13 +217,12 @@ def _connect() -> Any:
     )
 
 
-def _shut(connection: Any, directories: Sequence[Path]) -> None:
+def _shut(connection: Any, files: Sequence[Path]) -> None:
     """Leave the database the published tables and nothing else of the file system, for good."""
-    files = [str(each / f"{table}.parquet") for each in directories for table in TABLES]
     for setting in (
         "temp_directory = ''",
         "python_enable_replacements = false",
-        f"allowed_paths = {listed(files)}",
+        f"allowed_paths = {listed(map(str, files))}",
         "enable_external_access = false",
         "lock_configuration = true",
     ):
@@ -325,10 +341,31 @@ def _refused(error: Exception) -> UsageError:
     return UsageError(f"{words}\nThe views are: {', '.join(about_views())}")
 
 
-def _unreadable(error: BaseException) -> RunDamaged:
+def _damage(files: Sequence[Path]) -> RunDamaged | None:
+    """Return which of some published tables is damaged, by reading them whole."""
+    import duckdb
+
+    for file in files:
+        rows = f"SELECT * FROM read_parquet({quoted(str(file))}) AS rows"
+        with _connect() as connection:  # one that a damaged file has not ended
+            try:
+                columns = connection.execute(f"DESCRIBE {rows}").fetchall()
+                connection.execute(rows.replace("*", "bit_xor(hash(rows))", 1)).fetchall()
+            except duckdb.Error as error:
+                return _unreadable(error, str(file))
+        from brickline.table_columns import SCHEMAS
+
+        missing = {*SCHEMAS[file.stem].names} - {name for name, *_ in columns}
+        if missing:
+            return _unreadable(f"no column {min(missing)}", str(file))
+    return None
+
+
+def _unreadable(found: object, where: str) -> RunDamaged:
+    words = str(found).partition("\n")[0].rstrip(" :")
     return RunDamaged(
-        f"expected published tables that DuckDB can read, found: {error}; delete the directory"
-        " tables/ of that run and they are made anew"
+        f"expected a published table that DuckDB can read, found {words} - at {where}; delete the"
+        " directory tables/ there and it is made anew, the recording itself is not in it"
     )
 
 

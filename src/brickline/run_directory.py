@@ -72,12 +72,16 @@ def default_run_path(name: str) -> Path:
 
 
 def write_json(path: Path, document: Document) -> None:
-    """Write a document so that the path holds the old one or the new one, whole, at any moment."""
+    """Write a document so that the path holds the old one or the new one, whole, at any moment.
+
+    Half of a surrogate pair, which stands for a byte of a command line that is no UTF-8, becomes a
+    question mark: no reader of JSON has to take it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -115,8 +119,20 @@ def _checked_manifest(text: str, file: Path, hint: str) -> Document:
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path without links, so that a run keeps its place when cwd changes."""
-    return Path(os.path.realpath(os.path.expanduser(path)))
+    """Return the absolute path without links, so that a run keeps its place when cwd changes.
+
+    Raises:
+        RunError: if it is not valid UTF-8: what is recorded and reported names it.
+    """
+    try:
+        absolute = os.path.realpath(os.path.expanduser(path))
+        absolute.encode()
+    except UnicodeEncodeError:
+        raise RunError(
+            f"expected a path in valid UTF-8, got {os.path.abspath(path)!a}; choose another, or "
+            "rename what lies there or above it"
+        ) from None
+    return Path(absolute)
 
 
 def state_directory(*, make: bool = True) -> Path | None:

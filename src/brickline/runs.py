@@ -64,6 +64,7 @@ from brickline.spools import (
     read_part,
     spools_of_run,
 )
+from brickline.table_index import is_up_to_date
 
 __all__ = ["Part", "Run", "RunWriter", "live_processes", "read_manifest"]
 
@@ -121,7 +122,7 @@ class RunWriter:
             RunExists: if the path is taken.
             RunError: if the disk refuses.
         """
-        target = default_run_path(name) if path is None else resolved(path)
+        target = resolved(default_run_path(name) if path is None else path)
         manifest: Document = {
             "format": FORMAT,
             "version": abi.FORMAT_VERSION,
@@ -392,11 +393,13 @@ class Run:
             None where nothing could be published: the run is live, or cannot be written to.
             `tables.table_from_run` gives the same tables in memory.
         """
-        from brickline.tables import publish_tables
-
         if self.is_live and not force:
             return None
         try:
+            if is_up_to_date(self):  # asked without pyarrow, which takes long to load
+                return self.path / "tables"
+            from brickline.tables import publish_tables
+
             return publish_tables(self)
         except OSError:
             return None

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from brickline.errors import UsageError
-from brickline.spools import Part, spools_of_run, stamp_of_spool
+from brickline.spools import Part
 from brickline.table_columns import SCHEMAS, Columns, Masked, columns_of
-from brickline.table_index import TABLES_VERSION, is_up_to_date, write_index
+from brickline.table_index import TABLES_VERSION, is_up_to_date, source_of_run, write_index
 
 if TYPE_CHECKING:
     from brickline.runs import Run
@@ -48,14 +48,15 @@ def publish_tables(run: Run) -> Path:
         OSError: if the disk refuses.
     """
     directory = run.path / "tables"
-    if is_up_to_date(directory, _source(run), SCHEMAS):
+    if is_up_to_date(run, SCHEMAS):
         return directory
     directory.mkdir(mode=0o700, exist_ok=True)
     rows = {name: _publish(run, name, directory) for name in SCHEMAS}
     document = {
         "complete": all(part.final for part in run.parts),
-        "source": _source(run),
+        "source": source_of_run(run),
         "rows": rows,
+        "bytes": {name: (directory / f"{name}.parquet").stat().st_size for name in SCHEMAS},
         "problems": len(run.problems),
     }
     write_index(directory, document)
@@ -88,13 +89,6 @@ def _replacing(path: Path) -> Iterator[Any]:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def _source(run: Run) -> dict[str, list[int]]:
-    """Return size and time of every spool as it was when it was read."""
-    read = {part.path: part.stamp for part in run.parts}
-    spools = spools_of_run(run.path)
-    return {spool.name: list(read.get(spool) or stamp_of_spool(spool)) for spool in spools}
 
 
 def _schema_of(run: Run, name: str) -> pa.Schema:

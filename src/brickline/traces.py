@@ -299,24 +299,30 @@ class Traces:
         if rows:
             core._append(19, b"".join(rows))
         core._append(18, row)
+        if not core.is_enabled():  # a full disk has ended the recording
+            return
         with self._lock:
             self._count += 1
 
-    def write_rows(self, count: int, traces: bytes, operands: bytes) -> None:
-        """Append the rows of `count` launches that the caller has packed; nothing when disabled.
+    def write_rows(self, count: int, traces: bytes, operands: bytes) -> bool:
+        """Append the rows of `count` launches that the caller has packed.
 
-        Their ids are from `reserve`; operands are written first, so that a trace finds its own.
+        Gives False where they were not: when disabled, and on a full disk. Their ids are from
+        `reserve`; operands are written first, so that a trace finds its own.
         Without rows, `count` launches are counted that the core has written.
         """
         core = self._core
         if not core.is_enabled():
-            return
+            return False
         if operands:
             core._append(19, operands)
         if traces:
             core._append(18, traces)
+        if not core.is_enabled():  # a full disk has ended the recording
+            return False
         with self._lock:
             self._count += count
+        return True
 
     def add(self, trace: KernelTrace) -> int | None:
         """Append a launch that has just ended; return its id, or None when disabled."""

@@ -290,7 +290,10 @@ class DivergenceReport:
                 )
             return cls(**_from_document(document))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunDamaged(f"not a readable divergence report: {error}") from error
+            raise RunDamaged(
+                "expected a report that check or compare kept, as JSON, found something else "
+                f"({error}); a run is a directory"
+            ) from error
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the report to a file, whole or not at all, and return its path.

@@ -30,7 +30,9 @@ def refuse_taken_file(target: Path, *, force: bool) -> None:
             "replaced; choose another name"
         )
     if os.path.exists(target) and not force:
-        raise UsageError(f"{target} is there already; choose another name, or use --force")
+        raise UsageError(
+            f"{target} is there already; choose another name, or use --force (force=True)"
+        )
 
 
 @contextmanager

@@ -156,7 +156,7 @@ void write_rows(FastSite* site, const OpenCall& call, uint32_t ordinal, int64_t 
         Py_XDECREF(number);
         PyErr_Clear();
     }
-    if (!guarded([&] {
+    if (!written(profiler, [&] {
             Spool& spool = profiler->state->recorder->spool();
             if (!rows.empty()) {
                 spool.append(ExtentKind::Operand, rows.data(), rows.size() * sizeof(OperandRow));
@@ -166,7 +166,7 @@ void write_rows(FastSite* site, const OpenCall& call, uint32_t ordinal, int64_t 
         report_failure(book);
         return;
     }
-    book->state->taken += 1;
+    if (profiler->mode != Mode::Off) book->state->taken += 1;
 }
 
 uint32_t next_ordinal(PyObject* ordinals, PyObject* path) {

@@ -294,6 +294,10 @@ Lane* find_lane(ProfilerObject* profiler) {
 void stop_recording(ProfilerObject* profiler, const SpoolError& error) {
     profiler->mode = Mode::Off;
     profiler->state->failure = error.what();
+    if (is_open(profiler)) {
+        std::atomic_ref<uint64_t>(profiler->state->recorder->spool().header().lost_records)
+            .fetch_add(1, std::memory_order_relaxed);
+    }
     PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "brickline stopped recording: %s", error.what());
 }
 
@@ -358,6 +362,16 @@ PyObject* raise_error(const char* name, const char* format, ...) {
     va_end(arguments);
     Py_DECREF(type);
     return nullptr;
+}
+
+const char* utf8_of(PyObject* text, const char* what, Py_ssize_t* length) {
+    const char* bytes = PyUnicode_AsUTF8AndSize(text, length);
+    if (!bytes && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear();
+        raise_error("UsageError", "%s: expected valid Unicode, got %R, which holds half of a surrogate pair; "
+                    "encode it again, for example with errors=\"replace\"", what, text);
+    }
+    return bytes;
 }
 
 ArgumentNames names_of_arguments;

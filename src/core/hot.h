@@ -195,6 +195,8 @@ void unregister_recorder(uint32_t index);
 // Raises brickline.errors.<name>.
 PyObject* raise_error(const char* name, const char* format, ...);
 PyObject* raise_spool_error(const SpoolError& error);
+// The UTF-8 of a str; nullptr with an exception set, as where it holds half of a surrogate pair.
+const char* utf8_of(PyObject* text, const char* what, Py_ssize_t* length);
 
 uint32_t slot_for(ProfilerObject* profiler, const SlotDefinition& slot);
 // Position in State::bricks of a BrickId or name; -1 with an exception set.
@@ -240,6 +242,20 @@ bool guarded(Call&& call) {
         raise_error("InternalError", "%s", error.what());
     }
     return false;
+}
+
+// Runs what writes launches into the spool. A disk that refuses ends the recording and not the program:
+// from then on nothing is run, as rows refer to those before them. False with an exception set.
+template <class Call>
+bool written(ProfilerObject* profiler, Call&& call) {
+    if (!profiler->state->failure.empty()) return true;
+    return guarded([&] {
+        try {
+            call();
+        } catch (const SpoolError& error) {
+            stop_recording(profiler, error);
+        }
+    }) && !PyErr_Occurred();
 }
 
 // One entry of a handle's brick. False with an exception set.

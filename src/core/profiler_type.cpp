@@ -504,7 +504,7 @@ int64_t find_brick(ProfilerObject* profiler, PyObject* id_or_name) {
     }
     if (PyErr_Occurred()) return -1;
     Py_ssize_t length = 0;
-    const char* name = PyUnicode_AsUTF8AndSize(id_or_name, &length);
+    const char* name = utf8_of(id_or_name, "a brick's name", &length);
     if (!name) return -1;
     if (length == 0 || length > 1024) {
         raise_error("UsageError", "a brick's name has 1 to 1024 bytes, this one has %zd", length);

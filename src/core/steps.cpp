@@ -26,7 +26,8 @@ int find_phase(ProfilerObject* profiler, PyObject* name) {
         raise_error("UsageError", "phase: expected a str such as 'decode', got %.200s", Py_TYPE(name)->tp_name);
         return -1;
     }
-    const char* text = PyUnicode_AsUTF8(name);
+    Py_ssize_t length = 0;
+    const char* text = utf8_of(name, "phase", &length);
     if (!text) return -1;
     auto found = state.phases.find(text);
     if (found == state.phases.end()) {

@@ -101,11 +101,11 @@ PyObject* profiler_fact(PyObject* self, PyObject* args) {
 
 PyObject* profiler_intern(PyObject* self, PyObject* text) {
     Py_ssize_t length = 0;
-    const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
+    const char* bytes = utf8_of(text, "name", &length);
     ProfilerObject* profiler = as_profiler(self);
     if (!bytes || !require_open(profiler)) return nullptr;
     uint32_t id = 0;
-    if (!guarded([&] { id = profiler->state->recorder->spool().intern({bytes, size_t(length)}); })) {
+    if (!written(profiler, [&] { id = profiler->state->recorder->spool().intern({bytes, size_t(length)}); })) {
         return nullptr;
     }
     return PyLong_FromUnsignedLong(id);
@@ -116,7 +116,7 @@ PyObject* profiler_append(PyObject* self, PyObject* args) {
     Py_buffer rows;
     if (!PyArg_ParseTuple(args, "Iy*", &table, &rows)) return nullptr;
     ProfilerObject* profiler = as_profiler(self);
-    const bool done = require_open(profiler) && guarded([&] {
+    const bool done = require_open(profiler) && written(profiler, [&] {
         profiler->state->recorder->spool().append(ExtentKind(table), rows.buf, uint64_t(rows.len));
     });
     PyBuffer_Release(&rows);

@@ -179,6 +179,49 @@ def test_the_heat_map_shows_categories_and_bricks(
     assert "layer 2" in page.locator(".tip").inner_text()
 
 
+CONTRASTS = """(sweep) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const luminance = (colour) => {
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [red, green, blue] = [...canvas.getImageData(0, 0, 1, 1).data].map((byte) =>
+      byte / 255 <= 0.04045 ? byte / 255 / 12.92 : ((byte / 255 + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const contrast = (cell) => {
+    const style = getComputedStyle(cell);
+    const both = [luminance(style.color), luminance(style.backgroundColor)];
+    const [dark, light] = both.sort((a, b) => a - b);
+    return (light + 0.05) / (dark + 0.05);
+  };
+  const cells = [...document.querySelectorAll("table.heat td[data-row]")];
+  if (!sweep) return cells.map(contrast);
+  return Array.from({ length: 201 }, (_, at) => {
+    cells[0].style.setProperty("--cell", brickline.heat(at / 200));
+    return contrast(cells[0]);
+  });
+}"""
+
+
+@pytest.mark.parametrize("how", ["asked for by the system", "chosen on the page"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_cell_of_the_heat_map_can_be_read(
+    open_page: Open, rich: Path, theme: str, how: str
+) -> None:
+    """4.5 to 1 is what WCAG asks of text (level AA)."""
+    chosen = how == "chosen on the page"
+    other = {"light": "dark", "dark": "light"}[theme]
+    page = open_page(rich, width=1440, theme=other if chosen else theme).page
+    if chosen:
+        page.locator("#theme").click()
+    for rows in ("By category", "By brick"):
+        page.get_by_role("button", name=rows).click()
+        found = page.evaluate(CONTRASTS, False)
+        assert len(found) > 40
+        assert min(found) >= 4.5
+    assert min(page.evaluate(CONTRASTS, True)) >= 4.5  # every colour that there is
+
+
 def test_the_timeline_zooms_and_pans(open_page: Open, rich: Path, profile: Profile) -> None:
     opened = open_page(rich, width=1440)
     page = opened.page

@@ -60,6 +60,7 @@ class Launches:
     operand_list: list[Array] = field(default_factory=list)
     print_list: list[Array] = field(default_factory=list)
     slots: Array = field(default_factory=lambda: np.empty(0, abi.SLOT))
+    header: dict[str, int] = field(default_factory=dict)
 
     def string(self, number: int) -> str:
         return self.strings[number]

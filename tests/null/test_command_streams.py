@@ -123,7 +123,7 @@ runpy.run_module("brickline", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "brickline.commands.report"])
+@pytest.mark.parametrize("module", ["typer", "brickline.commands.report", "rich.console"])
 def test_ctrl_c_while_loading_says_nothing(run: Path, module: str) -> None:
     """The program interrupts itself where it first looks for `module`."""
     command = [sys.executable, "-c", INTERRUPTED, module, "report", str(run)]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from brickline import BrickProfiler
 from brickline.commands import app
-from brickline.errors import BricklineError, NotARun, RunVersion, UsageError
+from brickline.errors import BricklineError, NotARun, RunDamaged, RunVersion, UsageError
 from brickline.profile import Profile, profile_from_run
 from brickline.query import open_database
 from brickline.query_views import GIVEN, TABLES, VIEWS, about_views, views_for
@@ -351,17 +351,58 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     assert call("SELECT 1 AS one FROM bricks")[0] == 2
 
 
-def test_damaged_tables_are_made_anew_after_a_word(tmp_path: Path) -> None:
-    path = rich_run(tmp_path / "damaged.brick", steps=1, layers=1)
-    ask(path, "FROM bricks")
-    (path / "tables" / "bricks.parquet").write_bytes(b"no parquet")
-    status, _, words = call(path, "SELECT name FROM bricks")
-    assert (status, "delete the directory" in words) == (2, True)
-
-
 def test_a_read_only_run_is_read_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = rich_run(tmp_path / "kept.brick", steps=2, layers=1)
     monkeypatch.setattr(Run, "publish", lambda self: None)
     before = contents(path)
     assert ask(path, "SELECT count(*) FROM step_times") == [(2,)]
     assert contents(path) == before
+
+
+# --- Damaged tables ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = rich_run(tmp_path / "decode.brick", steps=2, layers=1)
+    assert ask(path, "FROM bricks")
+    return path / "tables" / "bricks.parquet"
+
+
+@pytest.mark.parametrize("left", [0, 40, 1000])
+def test_a_table_that_is_cut_off_is_made_anew(table: Path, left: int) -> None:
+    whole = table.read_bytes()
+    before = ask(table.parents[1], "FROM brick_times")
+    table.write_bytes(whole[:left])
+    assert ask(table.parents[1], "FROM brick_times") == before
+    assert table.stat().st_size == len(whole)
+
+
+def test_a_table_with_wrong_bytes_is_named(table: Path) -> None:
+    whole = table.read_bytes()
+    for first in (4, len(whole) // 2, len(whole) - 400):  # in pages, and in what describes them
+        table.write_bytes(whole[:first] + b"\xff" * 300 + whole[first + 300 :])
+        status, shown, said = call(table.parents[1], "SELECT * FROM bricks")
+        assert (status, shown) == (2, "")
+        assert str(table) in said
+        assert "delete the directory tables/" in said
+        assert "The views are" not in said
+
+
+def test_a_table_without_its_columns_is_named(table: Path) -> None:
+    import pyarrow.parquet as pq
+
+    size = table.stat().st_size
+    pq.write_table(SCHEMAS["lanes"].empty_table(), table)
+    index = table.with_name("index.json")
+    document = json.loads(index.read_text())
+    document["bytes"]["bricks"] = table.stat().st_size
+    index.write_text(json.dumps(document))
+    assert table.stat().st_size != size
+    with pytest.raises(RunDamaged, match=r"no column \w+ - at .*bricks\.parquet"):
+        ask(table.parents[1], "FROM brick_times")
+
+
+def test_a_question_is_not_blamed_on_a_table(table: Path) -> None:
+    with pytest.raises(UsageError, match="Could not convert"):
+        ask(table.parents[1], "SELECT name::INTEGER FROM bricks")

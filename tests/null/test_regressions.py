@@ -347,6 +347,7 @@ def test_a_limit_is_a_percentage(text: str) -> None:
 
 
 def test_a_limit_and_several_runs_need_a_base(sides: Path) -> None:
-    assert call(sides / "base" / "0.brick", "--fail-over", "5%")[0] == 2
+    status, said = call(sides / "base" / "0.brick", "--fail-over", "5%")
+    assert (status, "goes with --against" in said) == (2, True)
     assert call(sides / "base" / "0.brick", sides / "base" / "1.brick")[0] == 2
     assert call(sides / "base", "--against", sides / "same", "--csv")[0] == 2

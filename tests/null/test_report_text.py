@@ -27,6 +27,20 @@ from brickline.stats import Peaks
 EVIL = "[red]a[/red][link=x]\x1b[31m\nb"
 
 
+@pytest.mark.parametrize(
+    ("ns", "words"),
+    [
+        (999, "999 ns"),
+        (999.6, "1.00 µs"),
+        (999_400, "999 µs"),
+        (999_600, "1.00 ms"),
+        (1e9, "1.00 s"),
+    ],
+)
+def test_a_time_is_rounded_before_its_unit_is_chosen(ns: float, words: str) -> None:
+    assert Look().time(ns) == words
+
+
 def printed(profile: Profile, **options: object) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     console = Console(file=stream, width=120, **options)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ Receivers are also down, slow, busy or choosy.
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -143,8 +142,7 @@ def test_a_file_holds_what_a_receiver_would_have_got(run: Path) -> None:
 
 
 def test_a_receiver_that_is_down_loses_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The package has the verb under the module's name.
-    monkeypatch.setattr(sys.modules["brickline.commands.export"], "Sender", patient)
+    monkeypatch.setattr("brickline.commands.export.Sender", patient)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -238,7 +236,23 @@ def test_what_is_taken_in_part_is_said(run: Path) -> None:
         result = export(run, "--to", "otlp", "--endpoint", receiver.url)
     assert result.exit_code == 1
     assert "4 spans refused: too old" in result.output
-    assert refusals([("metrics", b"\xff\xff\xff"), ("traces", b"")]) == []
+    assert refusals([("metrics", b""), ("traces", b"{}")]) == []
+    said = b'{"partialSuccess": {"rejectedDataPoints": "3"}}'
+    assert refusals([("metrics", said)]) == ["3 data points refused"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"<html>Welcome</html>", b"OK", b"a12345678", b'{"status": "ok"}', b"[]", b"\xff\xff\xff"],
+)
+def test_an_answer_of_somebody_else_is_no_delivery(run: Path, answer: bytes) -> None:
+    with receiving(lambda *_: (200, answer, {})) as receiver:
+        result = export(run, "--to", "otlp", "--endpoint", receiver.url)
+    assert isinstance(result.exception, ExportError)
+    assert "is an OTLP/HTTP receiver there?" in str(result.exception)
+    assert "nothing is lost" in str(result.exception)
+    assert "sent" not in result.output
+    assert len(list(run.parent.glob("*.pb"))) == 2
 
 
 @pytest.mark.parametrize(

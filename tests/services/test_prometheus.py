@@ -123,8 +123,28 @@ def test_a_client_that_says_nothing_holds_nobody_up(tmp_path: Path) -> None:
         assert scraped(server)[0] == 200
 
 
+def test_a_damaged_part_is_said_and_counted(tmp_path: Path) -> None:
+    run = profile_runs.sampled_run(tmp_path / "run.brick")
+    with served(run) as server:
+        assert b"brickline_run_problems 0\n" in scraped(server)[2]
+    (run / "spool" / "1-0.spool").write_bytes(b"not a spool at all" * 1000)
+    with serving_command(run, said_first="left out: ") as (process, port):
+        url = f"http://127.0.0.1:{port}/metrics"
+        for _ in range(3):
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+                text = answer.read()
+            assert b"brickline_run_problems 1\n" in text
+            assert b'brickline_steps_total{phase="decode"} 40\n' in text
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "brickline: stopped\n"  # said once, not at every scrape
+
+
 @contextmanager
-def serving_command(path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving_command(
+    path: Path, *, said_first: str | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``brickline export --serve`` as a process of its own, and its port."""
     command = [sys.executable, "-m", "brickline", "export", str(path)]
     process = subprocess.Popen(
@@ -135,6 +155,8 @@ def serving_command(path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     )
     assert process.stderr is not None
     try:
+        if said_first is not None:
+            assert said_first in process.stderr.readline()
         said = process.stderr.readline()
         assert "serving http://127.0.0.1:" in said, said + process.stderr.read()
         yield process, int(said.partition("127.0.0.1:")[2].partition("/")[0])

@@ -1,5 +1,8 @@
 """The command line: one file per verb. It sees everything, and nothing sees it.
 
+A verb is loaded when it is called, because most of them load more than the shortest takes to
+answer; only the list of all verbs loads them all.
+
 Every error is caught once, here: a `BricklineError` is printed without a traceback, and every
 exception ends with status 2. Status 1 is for results: a divergence, an exceeded budget, a missed
 target; status 3 for a comparison that shows nothing either way.
@@ -11,52 +14,70 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from brickline.commands.bench import bench
-from brickline.commands.check import check
-from brickline.commands.compare import compare
-from brickline.commands.demo import demo
-from brickline.commands.doctor import doctor
-from brickline.commands.export import export
-from brickline.commands.kernels import kernels
-from brickline.commands.query import query
-from brickline.commands.report import report
-from brickline.commands.run import run
 from brickline.commands.streams import say
-from brickline.commands.top import top
 from brickline.errors import BricklineError
+from brickline.interrupts import silent_interrupts
 
+VERBS = (
+    *("demo", "check", "compare", "run", "report", "query", "top", "export", "doctor", "bench"),
+    "kernels",
+)
+"""In the order of the help. Each is the function, or the app of its own, that its file is for."""
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "run": {
+        "options_metavar": "[OPTIONS] SCRIPT|-m MODULE [ARGS]...",
+        "context_settings": {
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "allow_interspersed_args": False,
+        },
+    }
+}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class _Verbs(TyperGroup):
+    """All verbs by name, and each loaded when it is first asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = dict.fromkeys(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb, or None where there is none of this name."""
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            with silent_interrupts():
+                self.commands[cmd_name] = _load(cmd_name)
+        return self.commands.get(cmd_name)
+
+
+def _load(name: str) -> Any:
+    found = getattr(import_module(f"brickline.commands.{name}"), name)
+    alone = typer.Typer(rich_markup_mode=None)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+    else:
+        alone.command(name, **_SETTINGS.get(name, {}))(found)
+    return get_group(alone).commands[name]
+
 
 app = typer.Typer(
     name="brickline",
+    cls=_Verbs,
     help="Find the kernel that went wrong and the brick that is slow.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(check)
-app.command()(compare)
-app.command(
-    options_metavar="[OPTIONS] SCRIPT|-m MODULE [ARGS]...",
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,
-    },
-)(run)
-app.command()(report)
-app.command()(query)
-app.command()(top)
-app.command()(export)
-app.add_typer(kernels, name="kernels")
-app.command()(doctor)
-app.command()(bench)
 
 
 def _print_version(value: bool) -> None:

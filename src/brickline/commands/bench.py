@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json as json_module
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,8 @@ def bench(
         )
     else:
         console.print(_table(claims))
+        for words in _notes(claims):
+            console.print(words, markup=False, highlight=False)
     if any(claim["met"] is False for claim in claims):
         raise typer.Exit(1)
 
@@ -111,6 +114,14 @@ def _figure(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "–" if value is None else str(value)
     return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+def _notes(claims: list[dict[str, Any]]) -> Iterator[str]:
+    """Give what belongs to a figure and fits into no table, as why there is none."""
+    yield ""
+    for claim in claims:
+        if claim["note"]:
+            yield f"· {claim['name']}: {claim['note']}"
 
 
 def _table(claims: list[dict[str, Any]]) -> Table:

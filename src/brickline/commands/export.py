@@ -16,8 +16,8 @@ from brickline.errors import ExportError, UsageError
 from brickline.export.otlp import Requests, refusals, requests_of_run
 from brickline.export.otlp_http import Endpoint, Sender
 from brickline.export.perfetto import Drawn, write_perfetto
-from brickline.export.prometheus import exposition_text
-from brickline.export.serving import PORT, MetricsServer, families_of_path
+from brickline.export.prometheus import Family, exposition_text, families_of_profile
+from brickline.export.serving import PORT, MetricsServer, families_of_path, statistics_of_path
 from brickline.graph import ExecutionGraph
 from brickline.profile import profile_from_run
 from brickline.report.as_csv import profile_csv
@@ -161,13 +161,13 @@ def _write_requests(found: Requests, files: Mapping[str, Path], *, force: bool) 
 def _send(found: Requests, endpoint: Endpoint, files: Mapping[str, Path], *, kept: bool) -> None:
     try:
         sent = Sender(endpoint).send(found.bodies)
+        refused = refusals(sent.answers)
     except ExportError as error:
         if not kept:
             _write_requests(found, _free(files), force=False)
         raise ExportError(f"{error}; nothing is lost: the files hold all of it") from None
     words = f"sent {found.spans:,} spans and {found.histograms:,} histograms to {endpoint.url}"
     say(words + (f", {sent.repeats} requests again" if sent.repeats else ""))
-    refused = refusals(sent.answers)
     for each in refused:
         say(f"the receiver did not take everything: {each}")
     if refused:
@@ -192,8 +192,18 @@ def _prometheus(run: Run, target: Path | None, options: Options) -> None:
 
 
 def _serve(run: Path, port: int) -> None:
-    families_of_path(run)  # what is wrong with the run is said before anybody scrapes
-    with MetricsServer(lambda: families_of_path(run), port) as server:
+    said: set[str] = set()
+
+    def families() -> list[Family]:
+        profile = statistics_of_path(run)
+        for problem in profile.problems:
+            if problem not in said:
+                said.add(problem)
+                say(f"left out: {problem}")
+        return families_of_profile(profile)
+
+    families()  # what is wrong with the run is said before anybody scrapes
+    with MetricsServer(families, port) as server:
         try:
             say(f"serving {server.url}; leave with Ctrl-C")
             server.serve_forever(poll_interval=0.2)

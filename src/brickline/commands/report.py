@@ -81,7 +81,9 @@ def report(
             raise UsageError("--against goes with --fail-over, --json and --limit; ask for one")
         show_changes(runs, against, fail_over=fail_over, json=json, limit=limit)
         return
-    if len(runs) > 1 or fail_over is not None:
+    if fail_over is not None:
+        raise UsageError("--fail-over goes with --against BASE: slower than what?")
+    if len(runs) > 1:
         raise UsageError(f"expected one run, got {len(runs)}; several go with --against BASE")
     run = runs[0]
     if json + csv + (html is not None) > 1:
@@ -105,6 +107,8 @@ def report(
     if json:
         print_document(f"{profile_json(profile, findings=findings, budgets=results)}\n")
     elif csv:
+        for problem in profile.problems:
+            say(f"left out: {problem}")
         print_document(profile_csv(profile))
     elif html is not None:
         text = profile_page(profile, run=opened, findings=findings, budgets=results)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brickline.errors import UsageError
+from brickline.errors import RunError, UsageError
 from brickline.profiler import RUN_VARIABLE
 from brickline.run_directory import PROCESSES
 from brickline.runs import Run, RunWriter
@@ -159,8 +159,11 @@ def _print_without_our_frames(error: BaseException) -> None:
 def _finish(writer: RunWriter, status: int) -> None:
     from brickline.profiler import close_all
 
-    close_all()
-    writer.close(exit_status=status)
+    try:
+        close_all()
+        writer.close(exit_status=status)
+    except RunError as error:  # a full disk: the program's own status is what counts
+        print(f"brickline: {error}", file=sys.stderr)
     recorded = Run.open(writer.path)
     if recorded.parts:
         count = len(recorded.parts)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from brickline.errors import UsageError
+from brickline.errors import ExportError, UsageError
+from brickline.export.otlp_http import quoted_words
 from brickline.export.otlp_spans import PartSpans, SpanRow, spans_of_run
 from brickline.profile import Profile
 from brickline.runs import Part, Run
@@ -67,20 +68,17 @@ def requests_of_run(run: Run, profile: Profile, *, limit: int) -> Requests:
 
 
 def refusals(answers: Iterable[tuple[str, bytes]]) -> list[str]:
-    """Return in words what a receiver took the request for, but not all that was in it."""
+    """Return in words what a receiver took the request for, but not all that was in it.
+
+    Raises:
+        ExportError: if an answer is none of OTLP's, so that nobody may have taken anything.
+    """
     proto = _Proto()
     said = []
     for signal, body in answers:
-        try:
-            if signal == "traces":
-                part = proto.trace_service.ExportTraceServiceResponse.FromString(body)
-                refused = part.partial_success.rejected_spans
-            else:
-                part = proto.metrics_service.ExportMetricsServiceResponse.FromString(body)
-                refused = part.partial_success.rejected_data_points
-        except proto.decode_error:
-            continue  # some answer in JSON or not at all; the status has said that it is taken
-        words = part.partial_success.error_message
+        part = proto.answer(signal, body)
+        words = part.error_message
+        refused = part.rejected_spans if signal == "traces" else part.rejected_data_points
         if refused or words:
             what = "spans" if signal == "traces" else "data points"
             said.append(f"{refused} {what} refused" + (f": {words}" if words else ""))
@@ -92,7 +90,7 @@ class _Proto:
 
     def __init__(self) -> None:
         try:
-            from google.protobuf.message import DecodeError
+            from google.protobuf import json_format, message
             from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
             from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
             from opentelemetry.proto.common.v1 import common_pb2
@@ -104,7 +102,11 @@ class _Proto:
                 "OTLP needs opentelemetry-proto, which is not installed: "
                 "pip install 'brickline[otel]'"
             ) from error
-        self.decode_error: Any = DecodeError
+        self.json: Any = json_format
+        self.refused_bytes: tuple[type[Exception], ...] = (
+            message.DecodeError,
+            json_format.ParseError,
+        )
         self.common: Any = common_pb2
         self.resource: Any = resource_pb2
         self.trace: Any = trace_pb2
@@ -124,6 +126,30 @@ class _Proto:
         if isinstance(value, int) and abs(value) <= MAX_INT:
             return self.common.AnyValue(int_value=value)
         return self.common.AnyValue(string_value=_text(str(value)))
+
+    def answer(self, signal: str, body: bytes) -> Any:
+        """Return what an answer says was not taken: protobuf, as OTLP asks for, or its JSON.
+
+        Any text can be read as protobuf that nobody knows, so one must say what OTLP can say.
+        """
+        service = self.trace_service if signal == "traces" else self.metrics_service
+        kind = (
+            "ExportTraceServiceResponse" if signal == "traces" else "ExportMetricsServiceResponse"
+        )
+        found = getattr(service, kind)()
+        try:
+            if body.startswith(b"{"):
+                self.json.Parse(body, found)
+            else:
+                found.ParseFromString(body)
+                if body and not found.HasField("partial_success"):
+                    raise self.refused_bytes[0]
+        except self.refused_bytes:
+            raise ExportError(
+                f"expected {kind} as the answer, got{quoted_words(body) or ': something else'}; is "
+                "an OTLP/HTTP receiver there? Its usual port is 4318"
+            ) from None
+        return found.partial_success
 
     @property
     def scope(self) -> Any:

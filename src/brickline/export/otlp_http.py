@@ -118,13 +118,13 @@ class Sender:
             except ConnectionRefusedError:
                 said = "is not there (connection refused); is a collector running?"
             except (OSError, http.client.HTTPException) as error:
-                said = f"broke off{_quoted(str(error).encode('utf-8', 'replace'))}"
+                said = f"broke off{quoted_words(str(error).encode('utf-8', 'replace'))}"
             else:
                 if status == 200:
                     return answer
                 said = f"answered {status} {http.client.responses.get(status, '')}".rstrip()
                 if status not in BUSY:
-                    raise self._failed(signal, said + _quoted(answer))
+                    raise self._failed(signal, said + quoted_words(answer))
                 wait = wait if retry_after is None else retry_after
             if attempt + 1 < ATTEMPTS:
                 sent.repeats += 1
@@ -185,8 +185,8 @@ def _seconds(text: str | None) -> float | None:
         return None
 
 
-def _quoted(answer: bytes) -> str:
-    """Return what a receiver says of a refusal, as far as it is text; protobuf's framing is not."""
+def quoted_words(answer: bytes) -> str:
+    """Return what a receiver says, after a colon, as far as it is text: without the framing."""
     text = "".join(
         each if each.isprintable() else " " for each in answer.decode("utf-8", "replace")
     )

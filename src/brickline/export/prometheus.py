@@ -74,15 +74,10 @@ class Family:
     """Whether the histograms are native ones in ns, which text cannot show."""
 
 
-def families_of_profile(profile: Profile, *, live: bool | None = None) -> list[Family]:
-    """Return every metric of a run.
-
-    Args:
-        profile: the run's figures.
-        live: whether it is still recorded, if not as the profile says.
-    """
+def families_of_profile(profile: Profile) -> list[Family]:
+    """Return every metric of a run."""
     found = [
-        *_about(profile, profile.is_live if live is None else live),
+        *_about(profile),
         *_bricks(profile),
         *_steps(profile),
         *_recording(profile),
@@ -90,14 +85,20 @@ def families_of_profile(profile: Profile, *, live: bool | None = None) -> list[F
     return [family for family in found if family.samples or family.durations]
 
 
-def _about(profile: Profile, live: bool) -> Iterator[Family]:
+def _about(profile: Profile) -> Iterator[Family]:
     labels = (("name", profile.name), ("run", str(profile.manifest.get("id", ""))))
     yield Family("brickline_run_info", "The run that is shown.", "gauge", [Sample(labels, 1)])
     yield Family(
         "brickline_run_live",
         "1 while some process records into the run.",
         "gauge",
-        [Sample((), int(live))],
+        [Sample((), int(profile.is_live))],
+    )
+    yield Family(
+        "brickline_run_problems",
+        "Damaged parts of the run, which are not in the figures.",
+        "gauge",
+        [Sample((), len(profile.problems))],
     )
     yield Family(
         "brickline_run_coverage_ratio",

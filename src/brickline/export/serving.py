@@ -17,7 +17,7 @@ from typing import Any
 from brickline.errors import BricklineError, ExportError, RunError
 from brickline.export.prometheus import TEXT_TYPE, Family, exposition_text, families_of_profile
 from brickline.export.prometheus_protobuf import PROTOBUF_TYPE, exposition_protobuf
-from brickline.profile import profile_from_parts
+from brickline.profile import Profile, profile_from_parts
 from brickline.runs import Part, live_processes, read_manifest
 from brickline.spools import has_begun, read_statistics, spools_of_run
 
@@ -29,10 +29,15 @@ PATIENCE_S = 10.0
 
 
 def families_of_path(path: Path) -> list[Family]:
-    """Return the metrics of a run as it is now.
+    """Return the metrics of a run as it is now; see `statistics_of_path`."""
+    return families_of_profile(statistics_of_path(path))
+
+
+def statistics_of_path(path: Path) -> Profile:
+    """Return the figures of a run as it is now, without its traces; damaged parts are `problems`.
 
     Raises:
-        RunError: if it cannot be read, whole or in part.
+        RunError: if nothing of it can be read.
     """
     manifest = read_manifest(path)
     parts: list[Part] = []
@@ -44,8 +49,16 @@ def families_of_path(path: Path) -> list[Family]:
             problems.append(error)
     if problems and not parts:
         raise problems[0]
-    profile = profile_from_parts(parts, name=str(manifest["name"]), manifest=manifest)
-    return families_of_profile(profile, live=bool(live_processes(path)))
+    return profile_from_parts(
+        parts,
+        name=str(manifest["name"]),
+        manifest=manifest,
+        problems=(
+            *map(str, problems),
+            *(f"{text} - at {part.path}" for part in parts for text in part.problems),
+        ),
+        is_live=bool(live_processes(path)),
+    )
 
 
 class MetricsServer(ThreadingHTTPServer):

@@ -54,7 +54,7 @@ class Look:
     def time(self, ns: float) -> str:
         """Return a duration in the unit that keeps it short."""
         for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-            if ns >= size:
+            if ns >= 0.9995 * size:  # from there on three digits make it one of them
                 return self.plain(f"{_digits(ns / size)} {unit}")
         return f"{ns:.0f} ns"
 

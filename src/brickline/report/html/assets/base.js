@@ -69,7 +69,7 @@ window.brickline = (() => {
   const digits = (value) => { const size = Math.abs(value); return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2); };
   function time(ns) {
     if (!known(ns)) return ns === null || ns === undefined ? "–" : String(ns);
-    for (const [size, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]) if (Math.abs(ns) >= size) return `${digits(ns / size)} ${unit}`;
+    for (const [size, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]) if (Math.abs(ns) >= 0.9995 * size) return `${digits(ns / size)} ${unit}`;
     return `${ns >= 10 || Number.isInteger(ns) ? ns.toFixed(0) : ns.toFixed(1)} ns`;
   }
   function count(value) {

@@ -19,7 +19,7 @@
     const say = (column) => column === "no layer" ? "no layer" : `layer ${column}`;
     const cell = (share, row, column, top) => {
       const part = share > 0 && top ? Math.max(0.06, share / top) : 0;
-      return el("td", { class: part > 0.77 ? "warm strong" : part > 0.61 ? "warm" : null, style: { background: brickline.heat(part) }, "data-row": row, "data-column": column, "aria-label": `${percent(share, 2)}` },
+      return el("td", { class: part > 0.77 ? "warm strong" : part > 0.61 ? "warm" : null, style: { "--cell": brickline.heat(part) }, "data-row": row, "data-column": column, "aria-label": `${percent(share, 2)}` },
         crowded || share < 0.0005 ? "" : (100 * share).toFixed(1));
     };
     const mostSum = Math.max(...sums);
