@@ -19,22 +19,23 @@ import numpy as np
 import torch
 
 from brickline.checking.forcing import Clean, perform
+from brickline.checking.guessing import guess_by_modules, guess_by_siblings
+from brickline.checking.origins import origin
 from brickline.checking.pairing import (
     Layout,
     Pairing,
     Part,
     Partner,
     WeightEvidence,
-    is_boundary,
+    is_fine,
     pair_by_key,
-    precision,
 )
 from brickline.checking.recording import Recording, Value
 from brickline.checking.row_orders import Leading, RowOrders, spread_of
 from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
-from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
+from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key
 from brickline.checking.weight_evidence import modules_by_weights, plain_modules
 from brickline.checking.weight_uses import Use, uses_of
 from brickline.checking.weights import Rows, WeightMap, match_weights, named_tensors
@@ -42,6 +43,8 @@ from brickline.oracle.widen import unit_roundoff
 
 SAME_NAMES = 0.7
 """Part of the module paths that both sides share, from which on names are trusted."""
+IN_ORDER = ""
+"""Stands for a reference of which several parts have their rows in order."""
 ROUNDS = 3
 """How often values are looked for while more and more is paired."""
 NEAR = 8.0
@@ -77,22 +80,23 @@ def align(
         state.restore()
         if not search.by_values(call):
             break
-    search.by_siblings()
+    guess_by_siblings(recording, theirs, search.pairing)
+    guess_by_modules(recording, theirs, search.pairing, search.weights)
     search.pairing.by_weights = _by_weights(
-        candidate, reference, plain_modules(recording), search.weights.scaled
+        candidate, reference, plain_modules(recording), search.weights
     )
     return search.pairing
 
 
 def _by_weights(
-    candidate: Side, reference: Side, plain: Collection[str], scaled: Collection[str]
+    candidate: Side, reference: Side, plain: Collection[str], weights: WeightMap
 ) -> Callable[[], WeightEvidence]:
     """Return what finds out what their weights say of the modules; it keeps no values."""
 
     @functools.cache
     def found() -> WeightEvidence:
         ours, theirs = named_tensors(candidate.root), named_tensors(reference.root)
-        return modules_by_weights(plain, ours, theirs, scaled)
+        return modules_by_weights(plain, ours, theirs, weights.scaled, weights.misfolded)
 
     return found
 
@@ -156,6 +160,8 @@ class _Search:
         for name, other in self.weights.whole.items():
             for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
                 self._pair_use(mine, right)
+            if other in theirs:
+                self._note_strangers(name, ours.get(name, []), len(theirs[other]))
         for name, rows in self.weights.rows.items():
             self._pair_joined(name, ours.get(name, []), rows, theirs)
         for name, rows in self.weights.inverse.items():
@@ -163,17 +169,37 @@ class _Search:
         self.pairing.trusted = {
             each.key
             for each in self.ours.values
-            if not self.weights.scaled.isdisjoint(each.parameters) and not each.view
+            if not self.weights.scaled.keys().isdisjoint(each.parameters) and not each.view
         }
         for name, other in self._remaining(ours, theirs).items():
             for mine, right in zip(ours[name], theirs[other], strict=False):
-                self._guess(mine, right)
+                self._guess(mine.value, right.value)
+        self._guess_folded(ours, theirs)
 
-    def _guess(self, mine: Use, right: Use) -> None:
-        """Two weights that differ may be meant to be the same."""
-        ours, theirs = mine.value, right.value
+    def _guess_folded(self, ours: dict[str, list[Use]], theirs: dict[str, list[Use]]) -> None:
+        """Guess that weights that differ by factors make the same once these are applied."""
+        for name, other in self.weights.stretched.items():
+            for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
+                if right.value.key not in self.pairing.partners:
+                    self._guess(mine.value, right.value)
+        for name, other in self.weights.scaled.items():
+            for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
+                made = right.with_factors(self.theirs, self._widths[1])
+                if made.key not in self.pairing.partners:
+                    self._guess(mine.with_factors(self.ours, self._widths[0]), made)
+
+    def _note_strangers(self, name: str, uses: list[Use], most: int) -> None:
+        """Note the calls of a module beyond those in which the reference uses its weight."""
+        for use in uses:
+            path, call = use.value.key[:2]
+            if path == name.rpartition(".")[0] and call >= most and path:
+                self.pairing.strangers[path, call] = self.ours.callers[path, call][0]
+
+    def _guess(self, ours: Value, theirs: Value) -> None:
+        """What is made with weights that differ may be meant to be the same."""
         same = ours.tensor.numel() == theirs.tensor.numel()
-        if same and ours.tensor.shape[-1:] == theirs.tensor.shape[-1:] and _fine(ours, theirs):
+        ends = ours.tensor.shape[-1:] == theirs.tensor.shape[-1:]
+        if same and ends and is_fine(ours, theirs):
             self.pairing.guesses[theirs.key] = Partner((Part(ours.key),))
 
     def _remaining(
@@ -188,10 +214,11 @@ class _Search:
         taken |= {each.reference for rows in self.weights.rows.values() for each in rows}
         taken |= set(self.weights.inverse)
         spoken = {each.reference for rows in self.weights.inverse.values() for each in rows}
+        folded = self.weights.scaled.keys() | self.weights.stretched.keys()
         found: dict[str, str] = {}
         names = list(ours)
         for at, name in enumerate(names):
-            if name in known or name in spoken:
+            if name in known or name in spoken or name in folded:
                 continue
             before = [known[each] for each in names[:at] if known.get(each) in order]
             after = [known[each] for each in names[at + 1 :] if known.get(each) in order]
@@ -209,6 +236,8 @@ class _Search:
         return found
 
     def _pair_use(self, mine: Use, right: Use) -> None:
+        if mine.adds != right.adds:
+            return
         self._pair_entrance(mine, right)
         self._pair_same(mine.value, right.value)
 
@@ -217,17 +246,17 @@ class _Search:
         for ours, theirs in ((mine.operand, right.operand), (mine.entrance, right.entrance)):
             if ours is None or theirs is None:
                 continue
-            made = _origin(self.theirs, theirs)
+            made = origin(self.theirs, theirs)
             if made.key not in self.pairing.partners:
                 # What goes in may go elsewhere too: it is replaced where it is made.
-                self._pair_same(_origin(self.ours, ours, self._used), made)
+                self._pair_same(origin(self.ours, ours, self._used), made)
             if made is not theirs:
                 self._pair_same(ours, theirs)
 
     def _pair_same(self, mine: Value, right: Value) -> None:
         same = mine.tensor.numel() == right.tensor.numel()
         ends = mine.tensor.shape[-1:] == right.tensor.shape[-1:]
-        if same and ends and right.key not in self.pairing.partners and _fine(mine, right):
+        if same and ends and right.key not in self.pairing.partners and is_fine(mine, right):
             self._pair(right.key, Partner((Part(mine.key),)))
 
     def _pair_joined(
@@ -244,9 +273,9 @@ class _Search:
                 if right.value.key not in self.pairing.partners:
                     self._pair(right.value.key, Partner((Part(mine.value.key, columns=order),)))
                     # Another order of rows may be meant, or it may be the fault.
-                    usual = self._usual_order(name, each.reference)
+                    usual = self._usual_order(name, each.reference, order)
                     if usual is None or np.array_equal(usual, order.numpy()):
-                        self._guess(mine, right)
+                        self._guess(mine.value, right.value)
                     elif usual.max() < mine.value.tensor.shape[-1]:
                         part = Part(mine.value.key, columns=torch.from_numpy(usual))
                         self.pairing.guesses[right.value.key] = Partner((part,))
@@ -267,7 +296,7 @@ class _Search:
                 if right.value.tensor.shape[-1] <= int(order.max()):
                     continue
                 parts.append(Part(mine[number].value.key, place=order))
-                usual = self._usual_order(name, each.reference)
+                usual = self._usual_order(name, each.reference, order)
                 plain = order.sort().values if usual is None else torch.from_numpy(usual)
                 meant.append(Part(mine[number].value.key, place=plain))
                 self._pair_entrance(mine[number], right)
@@ -279,10 +308,18 @@ class _Search:
                     # Another order of rows may be meant, or it may be the fault.
                     self.pairing.guesses[right.value.key] = Partner(tuple(meant))
 
-    def _usual_order(self, name: str, reference: str) -> np.ndarray | None:
-        """Return the order of rows in other layers, or else in other parts of a layer."""
+    def _usual_order(self, name: str, reference: str, order: torch.Tensor) -> np.ndarray | None:
+        """Return the order of rows in other layers, or else in other parts of a layer.
+
+        It begins where the order that was found begins.
+        """
         families = _family(name), _family(reference)
-        return self._usual.get(families, self._usual.get((families[0], _kind(reference))))
+        for place in (families, (families[0], _kind(reference))):
+            usual = self._usual.get(place)
+            if usual is not None and len(usual) == len(order):
+                return usual + int(order.min())
+        in_order = (families[0], IN_ORDER) in self._usual
+        return np.arange(len(order)) + int(order.min()) if in_order else None
 
     # Rows
 
@@ -331,53 +368,12 @@ class _Search:
     def _same_value(self, right: Value, choices: list[Value]) -> Part | None:
         best: tuple[float, Part] | None = None
         for mine in choices:
-            if mine.key in self._used or not _fine(mine, right):
+            if mine.key in self._used or not is_fine(mine, right):
                 continue
             found = _layouts(mine.tensor, right.tensor, _near(mine))
             if found is not None and (best is None or found[1] < best[0]):
                 best = (found[1], Part(mine.key, fit=found[0], near=2 * _near(mine)))
         return None if best is None else best[1]
-
-    # Siblings
-
-    def by_siblings(self) -> None:
-        """Guess partners from those of the same places in other layers, in order."""
-        ours, theirs = _ranked(self.ours), _ranked(self.theirs)
-        votes: defaultdict[tuple[Key, Key], list[tuple[int, Part]]] = defaultdict(list)
-        for key, partner in self.pairing.partners.items():
-            if len(partner.parts) != 1 or partner.parts[0].columns is not None:
-                continue
-            part = partner.parts[0]
-            mine, right = _place(part.key), _place(key)
-            if len(ours.get(mine, ())) != len(theirs.get(right, ())):
-                continue
-            number = ours[mine].index(part.key)
-            same = theirs[right].index(key) == number
-            votes[mine, right].append((number if same else -1, part))
-        for (mine, right), found in votes.items():
-            numbers = {number for number, _ in found}
-            if -1 in numbers or len(numbers) == len(ours[mine]):
-                continue
-            for number, (own, other) in enumerate(zip(ours[mine], theirs[right], strict=True)):
-                if number not in numbers and self._is_free(own, other):
-                    self._guess_like(found[0][1], own, other)
-
-    def _is_free(self, own: Key, other: Key) -> bool:
-        """Whether neither has a partner, nor what ours is a part of."""
-        known = other in self.pairing.partners or other in self.pairing.guesses
-        if known or own in self._used or other.op == INPUT or other.op.startswith(OPERAND):
-            return False
-        value = self.ours.by_key[own]
-        sources = [self.ours.by_index[each] for each in value.inputs if value.view]
-        return not any(
-            each.key in self._used or _origin(self.ours, each).key in self._used for each in sources
-        )
-
-    def _guess_like(self, part: Part, own: Key, other: Key) -> None:
-        mine, right = self.ours.by_key[own], self.theirs.by_key[other]
-        laid = part.fit is None or part.fit(mine.tensor, right.tensor.shape) is not None
-        if laid and mine.tensor.numel() == right.tensor.numel() and _fine(mine, right):
-            self.pairing.guesses[other] = Partner((Part(own, fit=part.fit),))
 
 
 def _widths(side: Side) -> dict[str, int]:
@@ -393,20 +389,6 @@ def _kind(name: str) -> str:
     return "…" + ".".join(name.split(".")[-2:])
 
 
-def _place(key: Key) -> Key:
-    """Return a key as it is in all layers."""
-    return key._replace(path=_family(key.path))
-
-
-def _ranked(recording: Recording) -> dict[Key, list[Key]]:
-    """Return the keys of the same place in all layers, in order."""
-    found: defaultdict[Key, list[Key]] = defaultdict(list)
-    for value in recording.values:
-        if value.tensor.dtype.is_floating_point:
-            found[_place(value.key)].append(value.key)
-    return dict(found)
-
-
 def _family(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
@@ -416,7 +398,9 @@ def _usual_orders(weights: WeightMap) -> dict[tuple[str, str], np.ndarray]:
     seen: defaultdict[tuple[str, str], Counter[tuple[int, ...]]] = defaultdict(Counter)
     for name, rows in (*weights.rows.items(), *weights.inverse.items()):
         for each in rows:
-            rank = tuple(each.ours[each.theirs.argsort()].tolist())
+            rank = tuple((each.ours[each.theirs.argsort()] - each.ours.min()).tolist())
+            if rank == tuple(range(len(rank))):
+                seen[_family(name), IN_ORDER][()] += 1
             seen[_family(name), _family(each.reference)][rank] += 1
             seen[_family(name), _kind(each.reference)][rank] += 1
     found: dict[tuple[str, str], np.ndarray] = {}
@@ -425,36 +409,6 @@ def _usual_orders(weights: WeightMap) -> dict[tuple[str, str], np.ndarray]:
         if count > 1:
             found[families] = np.array(order)
     return found
-
-
-def _origin(recording: Recording, value: Value, taken: Collection[Key] = ()) -> Value:
-    """Return the value that an operation made and that came here as it is, unless it is taken."""
-    by_index = recording.by_index
-    current = value
-    while is_boundary(current.key) and len(current.inputs) == 1:
-        source = by_index.get(current.inputs[0])
-        if source is None or source.tensor.numel() != value.tensor.numel():
-            break
-        if source.key in taken:
-            return _crossing(recording, current, value)
-        current = source
-    if current.view or current.tensor.shape[-1:] != value.tensor.shape[-1:]:
-        return value
-    same = torch.equal(
-        current.tensor.reshape(-1), value.tensor.reshape(-1).to(current.tensor.dtype)
-    )
-    return current if same else value
-
-
-def _crossing(recording: Recording, first: Value, last: Value) -> Value:
-    """Return the boundary behind which a value that crosses several goes more ways than one."""
-    way = [last]
-    while way[-1] is not first:
-        way.append(recording.by_index[way[-1].inputs[0]])
-    for value in reversed(way):
-        if recording.readers.get(value.index, 0) > 1:
-            return value
-    return last
 
 
 def _telling(value: Value) -> bool:
@@ -479,10 +433,6 @@ def _norms(values: Iterable[Value]) -> dict[Key, float]:
         varies = size > 0 and float(wide.std()) > 1e-6 * float(wide.abs().max())
         found[each.key] = size if varies else float("nan")
     return found
-
-
-def _fine(mine: Value, right: Value) -> bool:
-    return precision(mine.tensor.dtype) >= precision(right.tensor.dtype)
 
 
 def _by_size(values: Iterable[Value]) -> dict[int, list[Value]]:

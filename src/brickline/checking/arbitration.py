@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
+from brickline.checking.accusing import accused_values
 from brickline.checking.blaming import FAINT, blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
-from brickline.checking.op_kinds import POINTWISE
 from brickline.checking.pairing import Pairing, WeightEvidence, is_boundary, precision
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Operation, Recording, Value
-from brickline.checking.segments import Segment, modules_of, origin_of, segments_of, writers_of
+from brickline.checking.segments import modules_of, origin_of, segments_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import RandomState, State
-from brickline.checking.stage import ARGUMENT, Key
+from brickline.checking.stage import Key
+from brickline.checking.testimony import ask_the_writers, clear_the_right, weights_at_work
 from brickline.oracle.bounds import op_bound
 from brickline.oracle.calls import Call as OpCall
 from brickline.oracle.calls import NoExactForm
@@ -102,17 +104,39 @@ class _Logic:
 class _Again:
     """Listener: the candidate once more, and each of its operations against its own bound."""
 
-    def __init__(self, wanted: set[Key], held: set[Key]) -> None:
+    def __init__(self, wanted: set[Key], held: set[Key], folded: Collection[Key] = ()) -> None:
         self.found: dict[Key, torch.Tensor] = {}
         self.worst: dict[Key, float] = {}
+        self.sizes: dict[Key, torch.Tensor] = {}
+        """The most that is added up in each channel where weights are made beforehand."""
         self._wanted = wanted
         self._held = held
+        self._folded = folded
 
     def __call__(self, value: Value, operation: Operation | None) -> None:
         if value.key in self._wanted:
             self.found[value.key] = value.tensor.clone()
         if value.key in self._held and operation is not None and not value.view:
             self.worst[value.key] = _arithmetic_ratio(value.tensor, value.key.out, operation)
+            if value.key in self._folded:
+                made = _with_sizes(operation, value.key.out)
+                if made is not None:
+                    self.sizes[value.key] = made
+
+
+def _with_sizes(operation: Operation, number: int) -> torch.Tensor | None:
+    """Return the most that an operation makes of the sizes of its numbers, for each channel."""
+    args, kwargs = tree_map_only(torch.Tensor, torch.abs, (operation.args, operation.kwargs))
+    try:
+        made = OpCall(operation.func, args, kwargs).exact()[number]
+    except (NoExactForm, RuntimeError, IndexError):
+        return None
+    if made is None or made.ndim < 2:
+        return None
+    channel = 1 if "convolution" in operation.func._schema.name else made.ndim - 1
+    others = [each for each in range(made.ndim) if each != channel]
+    # What a bias is made of may be larger than the bias: it shows nowhere.
+    return made.amax(others, keepdim=True).expand_as(made)
 
 
 def _arithmetic_ratio(made: torch.Tensor, number: int, operation: Operation) -> float:
@@ -158,37 +182,30 @@ def arbitrate(
     segments = {
         id(fact): way.values for fact, way in zip(facts, ways, strict=True) if fact.suspicious
     }
-    innocent = _innocent(facts, ways, recording)
+    working = accused_values(facts, ways, recording, pairing.trusted)
     wanted = {each.key for each in doubtful}
-    again = _Again(wanted, {value.key for each in segments.values() for value in each})
+    held = {value.key for each in segments.values() for value in each}
+    again = _Again(wanted, held, pairing.trusted)
     _performed(rerun, again)
     logic = _Logic(recording, _forced(recording, pairing, wanted), wanted)
     wide = _performed(rerun, logic, wide=True)
     guilty = []
     for fact in doubtful:
-        segment = segments[id(fact)]
-        accused = [each for each in segment if each.index not in innocent] or segment[-1:]
-        others = [each for each in accused if each.key not in pairing.trusted]
-        if any(each.parameters for each in others):
-            # A factor per row is the matter of the weights that come after.
-            accused = others
-        if all(each.key.op.startswith(ARGUMENT) for each in accused):
-            accused = segment
-        fact.modules = modules_of(accused, pairing.strangers)
+        accused = working[id(fact)]
+        fact.modules = modules_of(accused, pairing.strangers, recording.constants)
         if not _repeats(fact, again):
             fact.verdict = Verdict.NONDETERMINISTIC
-        elif wide and _is_rounding(fact, segment, logic, again, work):
+        elif wide and _is_rounding(fact, segments[id(fact)], logic, again, work):
             fact.verdict = Verdict.ROUNDING
         else:
             fact.verdict = Verdict.CULPRIT
             guilty.append(fact)
     if not pairing.same_code:
         guilty = _loud(guilty)
-    _ask_the_writers(guilty, recording)
-    several = any(len(each.modules) > 1 for each in guilty)
-    weights = pairing.by_weights() if several else WeightEvidence()
-    _clear(guilty, weights.cleared)
-    open_facts = blame(guilty, recording, weights)
+    ask_the_writers(guilty, recording)
+    weights = pairing.by_weights() if guilty else WeightEvidence()
+    clear_the_right(guilty, working, weights.cleared, rerun.side.stage.modules, recording)
+    open_facts = blame(guilty, recording, weights_at_work(weights, guilty, working))
     if pairing.same_code:
         return guilty
     for fact in open_facts:
@@ -218,80 +235,6 @@ def _loud(guilty: list[Fact]) -> list[Fact]:
             fact.verdict = Verdict.WATCH
         else:
             found.append(fact)
-    return found
-
-
-def _clear(guilty: list[Fact], cleared: Collection[str]) -> None:
-    """Leave the modules out that their weights speak for, if there are others to blame."""
-    alone = {each.modules[0] for each in guilty if len(each.modules) == 1}
-    for fact in guilty:
-        if alone.isdisjoint(fact.modules):
-            left = tuple(each for each in fact.modules if each not in cleared)
-            fact.modules = left or fact.modules
-
-
-def _ask_the_writers(guilty: list[Fact], recording: Recording) -> None:
-    """Blame a wrong argument of the call on who wrote to it, where that is known."""
-    named = [path for each in guilty if not _is_written(each) for path in each.modules]
-    accused = [path for path in dict.fromkeys(named) if path]
-    for fact in guilty:
-        if not _is_written(fact) or fact.modules != ("",):
-            continue
-        writers = writers_of(recording, recording.by_key[fact.key])
-        known = tuple(each for each in accused if any(_lies_in(path, each) for path in writers))
-        if known or len(writers) == 1:
-            fact.modules = known or writers
-
-
-def _lies_in(path: str, above: str) -> bool:
-    return path == above or path.startswith(f"{above}.")
-
-
-def _is_written(fact: Fact) -> bool:
-    return fact.key.op.startswith(ARGUMENT)
-
-
-def _innocent(facts: list[Fact], ways: list[Segment], recording: Recording) -> set[int]:
-    """Return the values that something right was made from."""
-    found: set[int] = set()
-    for fact, way in zip(facts, ways, strict=True):
-        if fact.ratios.z <= 1 and not way.again:
-            found.update(each.index for each in way.values)
-            # Of what it is a part of, and of what that was made from, the rest may be wrong.
-            made = recording.by_key[fact.key]
-            wholes = _wholes(recording, made)
-            if fact.part is not None and fact.part.columns is not None:
-                wholes |= {made.index, origin_of(recording, made).index}
-            wholes |= _partly_read(way.values, recording)
-            if wholes:
-                size = min(recording.by_index[index].tensor.numel() for index in wholes)
-                found -= {each.index for each in way.values if each.tensor.numel() >= size}
-            found -= wholes
-    return found
-
-
-def _partly_read(way: list[Value], recording: Recording) -> set[int]:
-    """Return the values of which only a part went into what was made from them pointwise."""
-    return {
-        index
-        for value in way
-        if value.key.op in POINTWISE
-        for index in value.inputs
-        if index in recording.by_index
-        and recording.by_index[index].tensor.numel() > value.tensor.numel()
-    }
-
-
-def _wholes(recording: Recording, part: Value) -> set[int]:
-    """Return the larger values that a view shows a part of, across boundaries."""
-    found: set[int] = set()
-    waiting = [part] if part.view else []
-    while waiting:
-        for index in waiting.pop().inputs:
-            source = recording.by_index.get(index)
-            if source is not None and source.tensor.numel() > part.tensor.numel():
-                found.add(index)
-                waiting += [source] if is_boundary(source.key) else []
     return found
 
 
@@ -345,13 +288,37 @@ def _is_rounding(
     if any(value.custom for value in segment) or _is_coarse(fact, segment, work):
         return False
     coarse = max((fact.dtype, work), key=unit_roundoff)
-    if not _is_same_logic(measure(ours, exact, dtype=coarse), fact, coarse):
+    same = _is_same_logic(measure(ours, exact, dtype=coarse), fact, coarse)
+    if not same and not _is_folding(ours, exact, fact, segment, again, coarse):
         return False
     worst = max((again.worst.get(value.key, 0.0) for value in segment), default=0.0)
     if worst > CULPRIT_LIMIT:
         return False
     small = fact.ratios.relative_l2 <= EXCUSED_ULPS * unit_roundoff(coarse)
     return small or fact.ratios.rmse <= EXCUSED_RATIO
+
+
+def _is_folding(
+    ours: torch.Tensor,
+    exact: torch.Tensor,
+    fact: Fact,
+    segment: list[Value],
+    again: _Again,
+    coarse: torch.dtype,
+) -> bool:
+    """Whether two programs in float64 differ by the rounding of weights that one made beforehand.
+
+    Each of their numbers is rounded once there, and each of those they are made from here.
+    """
+    last = [each for each in segment if not each.view and not is_boundary(each.key)][-1:]
+    sizes = again.sizes.get(last[0].key) if last else None
+    if sizes is None or fact.part is None:
+        return False
+    laid = fact.part.ours(sizes, exact.shape)
+    if laid is None:
+        return False
+    limit = EXCUSED_ULPS * unit_roundoff(coarse) * laid.to(exact.device)
+    return bool(((ours.to(exact.device).double() - exact.double()).abs() <= limit).all())
 
 
 def _is_same_logic(apart: Ratios, fact: Fact, coarse: torch.dtype) -> bool:

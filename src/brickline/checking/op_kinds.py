@@ -43,6 +43,16 @@ SHAPED = frozenset(
     }
 )
 """Operations that take nothing but the shape from their argument."""
+CREATING = SHAPED | {
+    "aten::arange",
+    "aten::eye",
+    "aten::full",
+    "aten::linspace",
+    "aten::ones",
+    "aten::scalar_tensor",
+    "aten::zeros",
+}
+"""Operations that make something from nothing."""
 CONTRACTIONS = {
     "aten::mm": 0,
     "aten::addmm": 1,

@@ -147,7 +147,7 @@ class WeightEvidence:
     odd: Collection[str] = ()
     """The reference does not hold their weights, though it holds those of their like."""
     unfound: Collection[str] = ()
-    """The reference does not hold their weights, not even but for a factor per row."""
+    """The reference holds some rows of their weights and not the others."""
 
 
 @dataclass
@@ -180,6 +180,11 @@ def precision(dtype: torch.dtype) -> float:
     return 1.0 / float(torch.finfo(dtype).eps) if dtype.is_floating_point else float("inf")
 
 
+def is_fine(ours: Value, theirs: Value) -> bool:
+    """Whether a candidate's value is kept no more coarsely than a reference's."""
+    return precision(ours.tensor.dtype) >= precision(theirs.tensor.dtype)
+
+
 def fits(ours: Value, theirs: Value) -> bool:
     """Whether a candidate's value can stand for a reference's, by shape and dtype."""
     left, right = ours.tensor, theirs.tensor
@@ -188,7 +193,7 @@ def fits(ours: Value, theirs: Value) -> bool:
     if left.dtype.is_floating_point != right.dtype.is_floating_point:
         return False
     # What the candidate keeps more coarsely than the reference is seen where it acts.
-    return precision(left.dtype) >= precision(right.dtype)
+    return is_fine(ours, theirs)
 
 
 def pair_by_key(candidate: Recording, reference: Recording) -> Pairing:

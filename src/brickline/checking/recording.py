@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from brickline.checking.op_kinds import CREATING
 from brickline.checking.stage import Key
 
 
@@ -33,6 +34,8 @@ class Value:
     view: bool = False
     custom: bool = False
     """Made by an operation that is not PyTorch's own."""
+    starved: bool = False
+    """Made in float64, for which memory ran out on the way: it is no more exact than float32."""
     caller: str = ""
     """Of what a module is called with: the path of the module that calls it."""
 
@@ -81,6 +84,16 @@ class Recording:
                 for index in each.inputs:
                     found[index].append(each)
         return dict(found)
+
+    @cached_property
+    def constants(self) -> set[int]:
+        """Return the values that neither inputs nor weights went into, by index."""
+        found: set[int] = set()
+        for each in self.values:
+            made = bool(each.inputs) or each.key.op in CREATING
+            if made and not each.parameters and found.issuperset(each.inputs):
+                found.add(each.index)
+        return found
 
     @cached_property
     def views(self) -> dict[int, list[Value]]:

@@ -57,11 +57,22 @@ def segment_of(recording: Recording, key: Key, compared: Collection[Key]) -> lis
         if value.index in found:
             continue
         found[value.index] = value
-        for index in value.inputs:
-            source = by_index.get(index)
-            if source is not None and source.key not in compared:
-                waiting.append(source)
+        sources = [by_index[index] for index in value.inputs if index in by_index]
+        written = _written_over(sources, compared)
+        waiting += [
+            each for each in sources if each.key not in compared and each.index not in written
+        ]
     return [found[index] for index in sorted(found)]
+
+
+def _written_over(sources: Iterable[Value], compared: Collection[Key]) -> set[int]:
+    """Return the writes to a tensor before one that was compared: it holds what they wrote."""
+    return {
+        index
+        for each in sources
+        if each.key.op.endswith("_") and each.key in compared
+        for index in each.inputs
+    }
 
 
 def origin_of(recording: Recording, value: Value) -> Value:
@@ -76,18 +87,23 @@ def origin_of(recording: Recording, value: Value) -> Value:
 
 
 def modules_of(
-    segment: list[Value], strangers: Mapping[tuple[str, int], str] | None = None
+    segment: list[Value],
+    strangers: Mapping[tuple[str, int], str] | None = None,
+    constants: Collection[int] = (),
 ) -> tuple[str, ...]:
     """Return the paths of the modules that computed in a segment, in order of appearance.
 
     Args:
         segment: As `segment_of` gives it.
         strangers: Calls that the reference does not make, with the path of who makes them.
+        constants: Values that neither inputs nor weights went into.
     """
     away = strangers or {}
     working = [each for each in segment if not each.view and not is_boundary(each.key)]
     # Where nothing was computed, those who handed the value on are asked.
     chosen = working or [each for each in segment if not each.view] or segment[-1:]
+    # What is made from nothing, such as a mask of ones, comes last: it is hardly ever wrong.
+    chosen.sort(key=lambda each: each.index in constants)
     paths: list[str] = []
     for value in chosen:
         path = away.get((value.key.path, value.key.call), path_of(value))
@@ -115,8 +131,12 @@ def writers_of(recording: Recording, value: Value) -> tuple[str, ...]:
 
 def path_of(value: Value) -> str:
     """Return the module that made a value; what a module is called with is its caller's."""
-    handed = value.key.op == INPUT or value.key.op.startswith(OPERAND)
-    return value.caller if handed else value.key.path
+    return value.caller if is_handed(value.key) else value.key.path
+
+
+def is_handed(key: Key) -> bool:
+    """Whether it is what a module is called with, or what it multiplies."""
+    return key.op == INPUT or key.op.startswith(OPERAND)
 
 
 def strangers_of(

@@ -160,7 +160,9 @@ def _is_as_before(fact: Fact, before: Mapping[Key, float]) -> bool:
 
 
 def _with_guesses(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pairing, list[Fact]]:
-    """Believe the guesses that explain what is wrong after them."""
+    """Believe the guesses that come out right, and those that explain what is wrong after them."""
+    pairing, facts = _with_right_guesses(pairing, facts, hold)
+    pairing, facts = _with_all_guesses(pairing, facts, hold)
     for guesses in itertools.islice(_together(pairing.guesses), MAX_GUESSES):
         wrong = _wrong(facts)
         if not wrong:
@@ -171,6 +173,53 @@ def _with_guesses(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pair
         if left & keys and len(left - keys) < len(wrong - keys):
             pairing, facts = tried, found
     return pairing, facts
+
+
+def _with_right_guesses(
+    pairing: Pairing, facts: list[Fact], hold: Hold
+) -> tuple[Pairing, list[Fact]]:
+    """Believe the guesses that are the same as their partners: they show what is not wrong."""
+    waiting = {key: each for key, each in pairing.guesses.items() if key not in pairing.partners}
+    for _ in range(MAX_ROUNDS):
+        if not waiting:
+            break
+        found = hold(replace(pairing, partners={**pairing.partners, **waiting}))
+        held = [each for each in found if each.reference_key in waiting]
+        poor = {each.reference_key for each in held if each.ratios.z > 1}
+        right = {each.reference_key for each in held} - poor
+        if right:
+            kept = {key: waiting[key] for key in right}
+            tried = replace(pairing, partners={**pairing.partners, **kept})
+            found = hold(tried)
+            if _wrong(found) <= _wrong(facts):
+                pairing, facts = tried, found
+        # The first that is not may spoil what comes after it.
+        first = next((each.reference_key for each in held if each.reference_key in poor), None)
+        waiting = {key: each for key, each in waiting.items() if key in poor and key != first}
+    left = {
+        key: each for key, each in pairing.guesses.items() if pairing.partners.get(key) is not each
+    }
+    return replace(pairing, guesses=left), facts
+
+
+def _with_all_guesses(
+    pairing: Pairing, facts: list[Fact], hold: Hold
+) -> tuple[Pairing, list[Fact]]:
+    """Believe all guesses, if nothing else is wrong then, but for those that need not be."""
+    guesses = {key: each for key, each in pairing.guesses.items() if key not in pairing.partners}
+    if len(guesses) < 2 or not _wrong(facts):
+        return pairing, facts
+    tried = replace(pairing, partners={**pairing.partners, **guesses})
+    found = hold(tried)
+    suspects = [each.reference_key for each in found if each.suspicious]
+    if not suspects or not guesses.keys() >= set(suspects) or len(suspects) > MAX_DROPS:
+        return pairing, facts
+    for key in reversed(suspects):
+        less = _less(tried, {key})
+        without_it = hold(less)
+        if _wrong(without_it) <= set(suspects) and _wrong(without_it):
+            tried, found = less, without_it
+    return tried, found
 
 
 def _together(guesses: Mapping[Key, Partner]) -> Iterator[dict[Key, Partner]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +23,27 @@ from brickline.checking.weight_uses import SUMS
 
 RUN = 8
 """So many numbers in a row are no coincidence."""
+SOME = 0.25
+"""A weight of which so many rows are held, but not all, was changed, not made of others."""
 MOST_PLACES = 32
 """Where a stretch may begin is tried so often."""
 MOST_NUMBERS = 1 << 23
 """Of larger models nothing is said."""
 PLAIN = frozenset(each for each in (*CONTRACTIONS, *SUMS) if "convolution" not in each)
 """Operations that a layer with the right weights can only do right."""
+Arrangement = tuple[tuple[int, int, int, int], ...]
+
+
+class Place(NamedTuple):
+    """Where a row of the candidate's is among the reference's weights."""
+
+    way: int
+    """How these are read."""
+    tensor: int
+    row: int
+    """Rows of the tensor before it."""
+    column: int
+    """Numbers of its row before it."""
 
 
 def modules_by_weights(
@@ -35,6 +51,7 @@ def modules_by_weights(
     ours: Mapping[str, torch.Tensor],
     theirs: Mapping[str, torch.Tensor],
     scaled: Collection[str] = (),
+    misfolded: Collection[str] = (),
 ) -> WeightEvidence:
     """Return what the weights say of the candidate's modules.
 
@@ -43,33 +60,96 @@ def modules_by_weights(
         ours: Its weights by name.
         theirs: The reference's.
         scaled: Those of the candidate's that are the reference's but for a factor per row.
+        misfolded: Those whose biases lack that factor.
     """
     if sum(each.numel() for each in (*ours.values(), *theirs.values())) > MOST_NUMBERS:
         return WeightEvidence()
     known = _Known(theirs.values())
     held: defaultdict[str, list[bool]] = defaultdict(list)
-    owners: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    intact: defaultdict[str, list[bool]] = defaultdict(list)
+    owners: defaultdict[Place, set[str]] = defaultdict(set)
+    seen: dict[str, list[Place]] = {}
     for name, tensor in ours.items():
         path = name.rpartition(".")[0]
         places = known.places(tensor)
+        seen[name] = places
         held[path].append(bool(places))
+        if tensor.ndim > 1:
+            intact[path].append(bool(places) or not known.holds_some(tensor))
         for place in places:
             owners[place].add(path)
     # What the reference holds once and the candidate twice is in the wrong place once.
-    twice = {path for each in owners.values() if len(each) > 1 for path in each}
-    found = {path for path, each in held.items() if all(each)} - twice
+    strange = {path for each in owners.values() if len(each) > 1 for path in each}
+    strange |= _read_otherwise(seen, ours)
+    strange |= {name.rpartition(".")[0] for name in misfolded}
+    found = {path for path, each in held.items() if all(each)} - strange
     families: defaultdict[str, set[str]] = defaultdict(set)
     for path in held:
-        families[re.sub(r"\d+", "*", path)].add(path)
-    strange = set(twice)
+        families[_family(path)].add(path)
+    changed: set[str] = set()
     for members in families.values():
         others = members - found
         if len(others) == 1 and len(members) > 1:
             strange |= others
+        if others == members and len(members) > 1:
+            # What is done to the weights of every layer is no slip.
+            changed |= members
     folded = {name.rpartition(".")[0] for name in scaled}
     # Weights of a norm may be a part of others on the other side.
-    matrices = {name.rpartition(".")[0] for name, each in ours.items() if each.ndim > 1}
-    return WeightEvidence(found & set(plain), strange, matrices - found - folded)
+    unfound = {path for path, each in intact.items() if not all(each)}
+    return WeightEvidence(found & set(plain), strange, unfound - folded - changed)
+
+
+def _family(path: str) -> str:
+    """Return what a module and those in its place in other layers have in common."""
+    above, dot, own = path.rpartition(".")
+    return re.sub(r"\d+", "*", above) + dot + ("*" if own.isdigit() else own)
+
+
+def _read_otherwise(seen: Mapping[str, list[Place]], ours: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the modules whose weights lie otherwise in the reference's than those of their like.
+
+    The columns of one for the rows of the others, or the same rows in another order.
+    """
+    families: defaultdict[tuple[str, str, torch.Size], dict[str, list[Place]]] = defaultdict(dict)
+    for name, places in seen.items():
+        if places and ours[name].ndim > 1:
+            path, _, own = name.rpartition(".")
+            families[_family(path), own, ours[name].shape][name] = places
+    found: set[str] = set()
+    for members in families.values():
+        lying = {name: _arrangement(places) for name, places in members.items()}
+        counts = Counter(lying.values())
+        if 2 * max(counts.values()) <= len(members):
+            # They may be parts of one.
+            lying = {name: _arrangement(places, apart=True) for name, places in members.items()}
+            counts = Counter(lying.values())
+        usual = max(counts, key=lambda each: (counts[each], _is_plain(each)))
+        found |= {name.rpartition(".")[0] for name, each in lying.items() if each != usual}
+    return found
+
+
+def _arrangement(places: list[Place], *, apart: bool = False) -> Arrangement:
+    """Return how the rows of a weight lie in others, wherever these are.
+
+    Args:
+        places: Where the rows are.
+        apart: Whether it does not count where in the others they begin.
+    """
+    first = min(each.tensor for each in places)
+    begins: defaultdict[int, int] = defaultdict(int)
+    if apart:
+        for each in places:
+            begins[each.tensor] = min(each.row, begins.get(each.tensor, each.row))
+    return tuple(
+        (each.way, each.tensor - first, each.row - begins[each.tensor], each.column)
+        for each in places
+    )
+
+
+def _is_plain(arrangement: Arrangement) -> bool:
+    """Whether rows are rows, in order."""
+    return arrangement == tuple(sorted(arrangement)) and arrangement[0][0] == 0
 
 
 def plain_modules(recording: Recording) -> set[str]:
@@ -103,7 +183,13 @@ class _Known:
             if each
         ]
 
-    def places(self, tensor: torch.Tensor) -> list[tuple[int, int]]:
+    def holds_some(self, tensor: torch.Tensor) -> bool:
+        """Whether some rows of a weight are here, though not all of them."""
+        wide = tensor.detach().double().cpu().flatten(1)
+        rows = wide[:: max(len(wide) // MOST_PLACES, 1)]
+        return any(line.part_of(rows) >= SOME for line in self._lines[:2])
+
+    def places(self, tensor: torch.Tensor) -> list[Place]:
         """Return where the rows of a weight are, or else its columns, all of them read one way."""
         wide = tensor.detach().double().cpu()
         readings = [wide.flatten(1) if wide.ndim > 1 else wide]
@@ -113,13 +199,13 @@ class _Known:
             for way, line in enumerate(self._lines):
                 found = line.covering(reading)
                 if found:
-                    return [(way, start) for start in found]
+                    return [Place(way, *line.place(start)) for start in found]
         if wide.ndim == 2:
             # Columns belong to what is multiplied: their order counts.
             for way, line in enumerate(self._lines[:2]):
                 found = line.covering(wide.mT)
                 if found and all(b - a == len(wide) + 1 for a, b in itertools.pairwise(found)):
-                    return [(way, start) for start in found]
+                    return [Place(way, *line.place(start)) for start in found]
         return []
 
 
@@ -128,30 +214,58 @@ class _Line:
 
     def __init__(self, parts: list[torch.Tensor]) -> None:
         gap = np.array([np.nan])
-        rows = [row for each in parts for row in each.reshape(-1, each.shape[-1])]
-        self._numbers = np.concatenate(
-            [each for row in rows for each in (row[row != 0].numpy(), gap)]
-        )
+        rows = [each.reshape(-1, each.shape[-1]) for each in parts]
+        kept = [row[row != 0].numpy() for each in rows for row in each]
+        pieces = [piece for row in kept for piece in (row, gap)]
+        self._first_rows = np.cumsum([0, *map(len, rows)])
+        self._starts = np.cumsum([0, *(len(row) + 1 for row in kept)])
+        self._numbers = np.concatenate(pieces)
         self._order = np.argsort(self._numbers, kind="stable")
         self._ranked = self._numbers[self._order]
+
+    def place(self, start: int) -> tuple[int, int, int]:
+        """Return the tensor, the row and the column of a place; zeros are no columns."""
+        row = int(np.searchsorted(self._starts, start, "right")) - 1
+        tensor = int(np.searchsorted(self._first_rows, row, "right")) - 1
+        return tensor, row - int(self._first_rows[tensor]), start - int(self._starts[row])
 
     def covering(self, reading: torch.Tensor) -> list[int]:
         """Return where the rows begin of which a reading is made; none if one is not found.
 
-        A row may be a part of one here; numbers of one dimension may be several.
+        A row may be a part of one here, or several whole ones of the same number side by side;
+        numbers of one dimension may be several parts.
         """
         found: list[int] = []
+        splits: set[tuple[int, ...]] = set()
         for row in reading.reshape(-1, reading.shape[-1]):
             numbers = row[row != 0].numpy()
-            at = 0
+            at, lengths = 0, []
             while at < len(numbers):
                 start, length = self._longest(numbers[at:])
                 whole = length == len(numbers) - at
-                if not whole and (reading.ndim > 1 or length < RUN):
+                if not whole and length < RUN:
+                    return []
+                if reading.ndim > 1 and (at or not whole) and not self._is_row(start, length):
                     return []
                 found.append(start)
+                lengths.append(length)
                 at += length
+            splits.add(tuple(lengths))
+            if len({self.place(each)[1] for each in found[len(found) - len(lengths) :]}) > 1:
+                return []
+            if len(splits) > 1 and any(len(each) > 1 for each in splits) and reading.ndim > 1:
+                return []
         return found
+
+    def part_of(self, rows: torch.Tensor) -> float:
+        """Return which part of some rows is here."""
+        return sum(bool(self.covering(row[None])) for row in rows) / max(len(rows), 1)
+
+    def _is_row(self, start: int, length: int) -> bool:
+        """Whether a stretch is all of a row."""
+        end = start + length
+        begins = start == 0 or bool(np.isnan(self._numbers[start - 1]))
+        return begins and bool(np.isnan(self._numbers[end]))
 
     def _longest(self, numbers: np.ndarray) -> tuple[int, int]:
         """Return where the longest stretch is that begins with these numbers, and its length."""

@@ -16,6 +16,18 @@ from brickline.checking.stage import INPUT, OPERAND, OUTPUT, Key
 
 SUMS = ("aten::add", "aten::add_")
 """Operations that may add a bias."""
+AFFINE = (
+    *SUMS,
+    "aten::sub",
+    "aten::mul",
+    "aten::mul_",
+    "aten::div",
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::cudnn_batch_norm",
+    "aten::batch_norm",
+)
+"""Operations that may give each channel a factor and a sum."""
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::linear")
 """Operations that multiply with a weight of two dimensions."""
 
@@ -30,6 +42,8 @@ class Use:
         """What the module is called with, where the weight's work is all that it does."""
         self.partial = False
         """Whether it stands for several products with parts of the weight."""
+        self.adds = value.key.op in SUMS
+        """Whether the weight is added to something, rather than multiplied with or looked up."""
         self.shape = (value.tensor.shape[-1:], operand and operand.tensor.shape[-1:])
 
     def add_bias(self, recording: Recording, widths: Mapping[str, int]) -> None:
@@ -43,6 +57,27 @@ class Use:
             if plain and biases == [made.tensor.shape[-1]] and value.inputs == (made.index,):
                 self.value = value
                 return
+
+    def with_factors(self, recording: Recording, widths: Mapping[str, int]) -> Value:
+        """Return what the weight makes once every channel has got its factor and its sum."""
+        made = current = self.value
+        while True:
+            ways = [
+                each
+                for each in recording.readings.get(current.index, ())
+                if each.inputs == (current.index,) and each.tensor.shape == current.tensor.shape
+            ]
+            if len(ways) != 1:
+                return made
+            current = ways[0]
+            if is_boundary(current.key):
+                continue
+            if current.key.op not in AFFINE or not current.parameters:
+                return made
+            sizes = {widths.get(name) for name in current.parameters}
+            if len(sizes) != 1 or sizes.isdisjoint(current.tensor.shape[1:]):
+                return made
+            made = current
 
     def settle(self, recording: Recording) -> None:
         """Take what the module returns for what its only weight makes."""
@@ -86,7 +121,8 @@ def uses_of(
         operand = None
         if value.key.op in CONTRACTIONS:
             operand = waiting.pop((value.key.path, value.key.call), None)
-        name = value.parameters[-1]
+        # A weight holds more numbers than its bias.
+        name = max(reversed(value.parameters), key=lambda each: widths.get(each, 0))
         found[copies.get(name, name)].append(Use(value, operand))
     _join_partial(found, widths)
     busy: defaultdict[tuple[str, int], list[Use]] = defaultdict(list)

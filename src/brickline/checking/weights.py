@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,8 +43,12 @@ class WeightMap:
     """The candidate's name to rows of several weights, or to some rows of one."""
     inverse: dict[str, list[Rows]]
     """The reference's name to rows of several of the candidate's weights."""
-    scaled: set[str] = field(default_factory=set)
+    scaled: dict[str, str] = field(default_factory=dict)
     """The candidate's weights whose rows are multiples of those of one of the reference's."""
+    stretched: dict[str, str] = field(default_factory=dict)
+    """Those whose columns are."""
+    misfolded: set[str] = field(default_factory=set)
+    """Those whose rows are, though their biases are not, as those of other layers are."""
     ours: dict[str, str] = field(default_factory=dict)
     """The candidate's weights that are copies of another, to that one."""
     theirs: dict[str, str] = field(default_factory=dict)
@@ -77,11 +81,17 @@ def match_weights(
         again = _match_whole(left, right)
         whole.update(again)
         taken |= set(again.values())
-    factors = _scaled(
+    rest = (
         {name: each for name, each in left.items() if name not in whole},
         {name: each for name, each in right.items() if name not in taken},
     )
-    scaled = _with_their_biases(factors, ours, theirs)
+    multiples = dict(_scaled(*rest))
+    scaled = _with_their_biases(multiples, ours, theirs)
+    stretched = dict(
+        _scaled(
+            *({name: each.t() for name, each in some.items() if each.ndim == 2} for some in rest)
+        )
+    )
     left = {name: each for name, each in left.items() if name not in whole and each.ndim == 2}
     right = {name: each for name, each in right.items() if name not in taken and each.ndim == 2}
     rows = _match_rows(left, right)
@@ -99,7 +109,8 @@ def match_weights(
         for name, parts in inverse.items()
         if name not in told and _is_joined(right[name], parts, left)
     }
-    return WeightMap(whole, rows, inverse, scaled, our_copies, their_copies)
+    misfolded = multiples.keys() - scaled.keys()
+    return WeightMap(whole, rows, inverse, scaled, stretched, misfolded, our_copies, their_copies)
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -133,22 +144,24 @@ def _scaled(
 
 
 def _with_their_biases(
-    pairs: Iterable[tuple[str, str]],
+    partners: Mapping[str, str],
     ours: Mapping[str, torch.Tensor],
     theirs: Mapping[str, torch.Tensor],
-) -> set[str]:
+) -> dict[str, str]:
     """Return the scaled weights whose biases are scaled alike, or not in other layers either.
 
     More than a factor may be put into a bias; if so, then into those of all layers.
     """
     follow: defaultdict[str, dict[str, bool]] = defaultdict(dict)
-    for name, other in pairs:
+    for name, other in partners.items():
         biases = (ours.get(_bias(name)), theirs.get(_bias(other)))
         follow[re.sub(r"\d+", "*", name)][name] = _follows(ours[name], theirs[other], *biases)
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for members in follow.values():
         known = any(members.values())
-        found.update(name for name, follows in members.items() if follows or not known)
+        found.update(
+            (name, partners[name]) for name, follows in members.items() if follows or not known
+        )
     return found
 
 
@@ -269,7 +282,7 @@ def _completed(
     for each in rows:
         offsets, counts = np.unique(each.ours - each.theirs, return_counts=True)
         offset, size = int(offsets[counts.argmax()]), sizes[each.reference]
-        whole = counts.max() >= 0.5 * size and 0 <= offset <= length - size
+        whole = counts.max() > 0.5 * size and 0 <= offset <= length - size
         if whole:
             theirs = np.arange(size)
             each = Rows(each.reference, theirs + offset, theirs)
