@@ -89,6 +89,11 @@ def _checked_arguments(
             raise UsageError(
                 f"{role}: expected a model, got the class {given.__name__}; make one of it first"
             )
+    if reference is None and args and hasattr(args[0], "named_parameters"):
+        raise UsageError(
+            f"expected the candidate's inputs after it, got a model ({type(args[0]).__name__}); "
+            "the reference is given by name: check(candidate, inputs, reference=model)"
+        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise UsageError(
             f"kwargs: expected a mapping of keyword arguments, got {type(kwargs).__name__}; "

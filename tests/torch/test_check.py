@@ -272,6 +272,19 @@ def test_neither_a_module_nor_a_callable() -> None:
         bl.check(lambda x: x, torch.zeros(1), reference="model")
 
 
+def test_a_model_in_the_place_of_inputs() -> None:
+    with pytest.raises(UsageError, match=r"got a model \(Linear\); .* reference=model"):
+        bl.check(nn.Linear(2, 2), nn.Linear(2, 2), torch.zeros(1, 2))
+
+
+def test_a_model_against_itself() -> None:
+    """It would be asked for its own values while it makes them, and never come to an end."""
+    model = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=r"got the candidate itself.*copy\.deepcopy"):
+        bl.check(model, torch.zeros(1, 2), reference=model)
+    assert bl.check(model, torch.zeros(1, 2), reference=copy.deepcopy(model), repro=False)
+
+
 def test_arguments_and_a_drive() -> None:
     with pytest.raises(UsageError, match="either arguments or drive="):
         bl.check(lambda x: x, torch.zeros(1), drive=lambda model: model)

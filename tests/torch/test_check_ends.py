@@ -277,6 +277,30 @@ def test_torchscript_is_one_brick() -> None:
     assert bl.check(scripted(1.5)[1], x(), reference=plain, repro=False).status == "diverged"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("of_reference", ["plain", "script"])
+def test_torchscript_inside_a_model_is_held_at_its_boundary(of_reference: str) -> None:
+    def made(factor: float, kind: str) -> nn.Sequential:
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        with torch.no_grad():
+            inner[0].weight[:4] *= factor
+        ends = nn.Linear(16, 16), nn.Linear(16, 16)
+        return nn.Sequential(
+            ends[0], torch.jit.script(inner) if kind == "script" else inner, ends[1]
+        )
+
+    reference = made(1.0, of_reference)
+    assert bl.check(made(1.0, "script"), x(), reference=reference, repro=False)
+    wrong = made(1.5, "script")
+    report = bl.check(wrong, x(), reference=reference, repro=False)
+    assert [each.name for each in report.culprits] == ["1"]
+    assert not wrong[1]._forward_hooks
+    # What is one brick in the reference is one in the candidate too.
+    report = bl.check(made(1.5, of_reference), x(), reference=made(1.0, "script"), repro=False)
+    assert [each.name for each in report.culprits] == ["1"]
+
+
 # --- Wrong use ------------------------------------------------------------------------------------
 
 

@@ -115,6 +115,14 @@ def test_every_module_call_is_a_trace(tmp_path: Path, model: Decoder, ids: Tenso
     assert not recording.unobserved
 
 
+def test_a_name_that_no_file_can_hold_does_not_stop_a_model(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module("half\ud800", nn.Linear(WIDTH, WIDTH))
+    with record(tmp_path / "a.brick", model):
+        model(torch.zeros(1, WIDTH))
+    assert "half?" in {row.name for row in rows_of(tmp_path / "a.brick")}
+
+
 def test_params_say_what_a_module_is(tmp_path: Path, model: Decoder, ids: Tensor) -> None:
     with record(tmp_path / "r", model):
         model(ids)
@@ -1007,7 +1015,9 @@ def test_compiling_meanwhile_sees_the_plain_model(
     assert rows_of(tmp_path / "r") == []
 
 
-def test_torch_script_is_one_brick(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torch_script_is_one_brick(tmp_path: Path, how: str, level: Any) -> None:
     class Holder(nn.Module):
         def __init__(self, inner: Any) -> None:
             super().__init__()
@@ -1018,14 +1028,35 @@ def test_torch_script_is_one_brick(tmp_path: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer versions of torch call it deprecated
-        scripted = torch.jit.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2))
-    model = Holder(scripted)
+        plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        scripted = getattr(torch.jit, how)(plain, *[torch.ones(1, 2)] * (how == "trace"))
+    model, x = Holder(scripted), torch.ones(1, 2)
+    call = vars(nn.Module)["_call_impl"]
+    with record(tmp_path / "r", model, level=level) as recording, torch.no_grad():
+        made = model(x)
+        assert vars(nn.Module)["_call_impl"] is call
+    assert recording.unobserved == {}
+    outer, inner = rows_of(tmp_path / "r")
+    assert (outer.name, inner.name, inner.parent) == ("Holder", "inner", outer.trace)
+    assert inner.params["type"] == "Sequential"
+    assert inner.params["compiled"] is True
+    assert [each.fingerprint for each in inner.inputs] == [fingerprint_bytes(x)]
+    assert [each.fingerprint for each in inner.outputs] == [fingerprint_bytes(made)]
+    assert len(inner.weights) == 2
+    assert not scripted._forward_hooks
+    model(x)
+    assert len(rows_of(tmp_path / "r")) == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torch_script_model_itself(tmp_path: Path) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     with record(tmp_path / "r", model) as recording:
         model(torch.ones(1, 2))
-    names = [row.name for row in rows_of(tmp_path / "r")]
-    assert names[0] == "Holder"
-    assert not [name for name in names if name.startswith("inner.")]
-    assert names[1:] == ["inner"] or recording.unobserved
+        with pytest.raises(UsageError, match="recorded already"), record(tmp_path / "s", model):
+            pass
+    assert recording.unobserved == {}
+    assert [row.name for row in rows_of(tmp_path / "r")] == ["Sequential"]
 
 
 # ------------------------------------------------------------------------------------- Hugging Face

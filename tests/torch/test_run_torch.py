@@ -115,6 +115,28 @@ def test_a_script_without_models(tmp_path: Path) -> None:
     assert "no PyTorch module was called" in done.stderr
 
 
+SEEDED = """
+import sys
+import torch
+
+torch.manual_seed(int(sys.argv[1]))
+torch.nn.Linear(2, 2)(torch.ones(1, 2))
+"""
+
+
+@pytest.mark.parametrize("other", [7, 8])
+def test_the_seed_is_that_of_the_first_call(tmp_path: Path, other: int) -> None:
+    (tmp_path / "seeded.py").write_text(SEEDED)
+    for name, seed in (("a.brick", 7), ("b.brick", other)):
+        done = brickline("run", "--torch", "-o", name, "seeded.py", str(seed), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        run = Run.open(tmp_path / name)
+        assert run.joined[0]["facts"]["recording"]["seed"] == seed
+    compared = brickline("compare", "a.brick", "b.brick", cwd=tmp_path)
+    assert ("torch's seed: 7, reference 8" in compared.stdout) == (other == 8)
+    assert ("torch's seed" in compared.stdout) == (other == 8)
+
+
 def test_a_wrong_option(tmp_path: Path, script: Path) -> None:
     done = brickline("run", "--torch", "--level", "kernel", "training.py", cwd=tmp_path)
     assert done.returncode == 2

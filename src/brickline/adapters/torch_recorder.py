@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from brickline.adapters.torch_calls import Call, Place, Root, ThreadState, token
 from brickline.adapters.torch_gradients import Gradients
 from brickline.adapters.torch_keeping import Keeper
 from brickline.adapters.torch_ops import OpMode
-from brickline.adapters.torch_rows import TRACE, Rows, with_role
+from brickline.adapters.torch_rows import Rows, with_role
 from brickline.adapters.torch_sites import (
     PARAMETER_INDEX,
     Site,
@@ -32,8 +33,10 @@ from brickline.adapters.torch_sites import (
 )
 from brickline.adapters.torch_tensors import Ledger, held_of
 from brickline.adapters.torch_values import flatten
-from brickline.errors import BricklineError
+from brickline.errors import BricklineError, RunError
 from brickline.profiler import BrickProfiler
+
+FULL_DISK = "calls of the model that are missing in whole or in part: the disk became full"
 
 
 class Recorder:
@@ -64,6 +67,8 @@ class Recorder:
         self._reserve = profiler.traces.reserve
         self._process = os.getpid()
         self.module_calls = 0
+        self.seed: int | None = None
+        """Torch's, when the first recorded call began."""
         self._book = _core.CallBook(
             profiler,
             profiler.traces._ids,
@@ -159,14 +164,23 @@ class Recorder:
         if self._ops is not None:
             self._ops.exit()
         self.gradients.close()
-        self.rows.flush()
+        is_cut = self._is_cut()
         try:
             self.ledger.drain()
         finally:
+            if is_cut:
+                self.unobserved[FULL_DISK] += 1  # the call in which it happened
             self._facts = self.facts()
-            writer = self.profiler._writer
+            # The program has been warned of a full disk; it is not to end here for it.
+            with suppress(RunError) if is_cut else nullcontext():
+                self._finish(self._facts)
+
+    def _finish(self, facts: dict[str, Any]) -> None:
+        writer = self.profiler._writer
+        try:
             if writer is not None:
-                writer.note(recording=self._facts)
+                writer.note(recording=facts)
+        finally:
             self.profiler.close()
 
     # ---------------------------------------------------------------------------- calls, time alone
@@ -195,12 +209,21 @@ class Recorder:
         if self._is_capturing():
             self.unobserved["calls during the capture of a CUDA graph"] += 1
             return None
+        if self._is_cut():
+            self.unobserved[FULL_DISK] += 1
+            return None
         place = Place(next(root.calls))
         if not self.options.wants(place.position):
             self.counts["calls of the model left out by steps="] += 1
             return None
+        if self.seed is None:
+            self.seed = int(torch.initial_seed())
         self.state.places[id(root)] = root.latest = place
         return place
+
+    def _is_cut(self) -> bool:
+        """Whether the disk became full: nothing more is written."""
+        return not self.profiler.is_enabled() and bool(self.profiler._where()["full_disk"])
 
     def _begin_step(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         self._process = os.getpid()  # another one after a fork
@@ -339,11 +362,10 @@ class Recorder:
         if call.step is not None:
             call.step.__exit__(None, None, None)
             self.ledger.end_step()
-            self.rows.flush()
         call.inputs, call.operands, call.known = [], [], []  # its gradients may hold it for long
 
     def _observe_outputs(self, call: Call, result: Any, failed: bool, end_ns: int) -> None:
-        site, place, ledger, rows = call.site, call.place, self.ledger, call.operands
+        site, ledger, rows = call.site, self.ledger, call.operands
         outputs: list[Tensor] = []
         if type(result) is Tensor:
             outputs.append(result)
@@ -361,41 +383,10 @@ class Recorder:
             site.backend = shown.device.type.upper()
         else:
             site.backend = "CUDA" if is_cuda else "CPU"
-        self.module_calls += 1
-        row = TRACE.pack(
-            call.trace,
-            call.parent,
-            0,
-            0,
-            1,
-            0 if is_cuda else 1,
-            call.start_ns,
-            -1 if is_cuda else call.start_ns,
-            -1 if is_cuda else end_ns,
-            -1,
-            0,
-            0,
-            site.name_id,
-            site.slot,
-            site.layer,
-            place.position,
-            call.ordinal,
-            self.profiler._rank,
-            self._process,
-            place.thread,
-            shown.get_device() if is_cuda and shown is not None else -1,
-            place.step,
-            0,
-            -1,
-            -1,
-            self.rows.string(raised(site.params)) if failed else site.params_id,
-            self.rows.string(site.backend),
-            place.phase,
-            0,
-            0,
-            0,
-        )
-        self.rows.add(row, rows)
+        params = self.rows.string(raised(site.params)) if failed else site.params_id
+        device = shown.get_device() if is_cuda and shown is not None else -1
+        row = self.rows.of_call(call, self._process, end_ns, params, device)
+        self.module_calls += self.rows.add(row, rows)
         if call.gradients is not None:
             self.gradients.end(call.gradients, outputs)
         keeper = ledger.keeper
@@ -417,7 +408,7 @@ class Recorder:
         unobserved = dict(self.unobserved)
         modules = {"module calls": self.module_calls} if self.module_calls else {}
         if aside:
-            unobserved["calls inside compiled modules, captured graphs or steps left out"] = aside
+            unobserved["calls inside compiled modules, captured graphs or calls left out"] = aside
         # With a choice of modules, the others are left out on purpose.
         if unknown and not (self.options.include or self.options.exclude):
             unobserved["calls of modules that are no part of the model"] = unknown
@@ -432,6 +423,7 @@ class Recorder:
             "counts": dict(self.counts) | modules,
             "fingerprints_taken": self.ledger.fingerprints,
             "tensors_saved": self.ledger.keeper.saved,
+            "seed": self.seed,
             "unobserved": unobserved,
         }
 

@@ -1,18 +1,21 @@
 """Rows: traces of module calls in the bytes that the spool holds, packed for speed.
 
 `Traces.write` does the same for one trace at a time and with every field checked; it costs more
-than a small module does. Here what does not change between calls is packed once, and rows are
-appended for many calls together. The layouts are those of `abi`.
+than a small module does. Here what does not change between calls is packed once. A call's rows are
+appended when it has ended, so that it is in the run whatever comes next. The layouts are those of
+`abi`.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brickline.profiler import BrickProfiler
 from brickline.traces import Operand
+
+if TYPE_CHECKING:
+    from brickline.adapters.torch_calls import Call
 
 TRACE = struct.Struct("<6Q4q2Q2Ii5IiIIii2I4B")
 """A TraceRow."""
@@ -23,8 +26,6 @@ _ROLE = struct.Struct("<2I")
 _IDENTITY = struct.Struct("<2Q")
 _ZEROS = (0,) * 8
 MOST_CACHED = 1 << 16
-MOST_CALLS = 64
-"""Calls whose rows wait in memory, at most."""
 
 _ROLES = {
     (role, index): _ROLE.pack(role, index)
@@ -61,15 +62,14 @@ class Rows:
         self._strings: dict[str, int] = {}
         self._texts: dict[int, str] = {}
         self._views: dict[tuple[Any, ...], bytes] = {}
-        self._traces: list[bytes] = []
-        self._operands: list[bytes] = []
-        self._lock = threading.Lock()
 
     def string(self, text: str) -> int:
         """Return the id of a string in the spool."""
         number = self._strings.get(text)
         if number is None:
-            number = self._strings[text] = self._profiler._intern(text)
+            # A module's name or a file's may hold what no UTF-8 can: no reason to stop a model.
+            stored = text.encode("utf-8", "replace").decode()
+            number = self._strings[text] = self._profiler._intern(stored)
             self._texts[number] = text
         return number
 
@@ -95,19 +95,46 @@ class Rows:
         name = self._texts[dtype]
         return Operand(role, index, number, version, name, shape, strides, fingerprint)
 
-    def add(self, trace: bytes, operands: list[bytes]) -> None:
-        """Take the row of a trace, and the pieces of its operands' rows in order."""
-        with self._lock:
-            self._operands += operands
-            self._traces.append(trace)
-            is_full = len(self._traces) >= MOST_CALLS
-        if is_full:
-            self.flush()
+    def of_call(self, call: Call, process: int, end_ns: int, params: int, device: int) -> bytes:
+        """Return the row of a module's call that has ended; a device does not tell its times."""
+        site, place, on_host = call.site, call.place, device < 0
+        return TRACE.pack(
+            call.trace,
+            call.parent,
+            0,
+            0,
+            1,
+            int(on_host),
+            call.start_ns,
+            call.start_ns if on_host else -1,
+            end_ns if on_host else -1,
+            -1,
+            0,
+            0,
+            site.name_id,
+            site.slot,
+            site.layer,
+            place.position,
+            call.ordinal,
+            self._profiler._rank,
+            process,
+            place.thread,
+            device,
+            place.step,
+            0,
+            -1,
+            -1,
+            params,
+            self.string(site.backend),
+            place.phase,
+            0,
+            0,
+            0,
+        )
 
-    def flush(self) -> None:
-        """Append what waits."""
-        with self._lock:
-            traces, self._traces = self._traces, []
-            operands, self._operands = self._operands, []
-            if traces:
-                self._profiler.traces.write_rows(len(traces), b"".join(traces), b"".join(operands))
+    def add(self, trace: bytes, operands: list[bytes]) -> bool:
+        """Append the row of a trace, and the pieces of its operands' rows in order.
+
+        Gives False where nothing is recorded any more, as on a full disk.
+        """
+        return self._profiler.traces.write_rows(1, trace, b"".join(operands))

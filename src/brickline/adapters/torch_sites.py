@@ -94,6 +94,8 @@ def refuse_watched(model: nn.Module) -> None:
 
 def name_of(model: nn.Module) -> str:
     """Return the class of a model, of the original for a compiled one."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return str(getattr(model, "original_name", "") or type(model).__name__)
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
@@ -140,12 +142,16 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
 def forward_of(module: nn.Module) -> tuple[Any, FunctionType] | None:
     """Return what a call of the module runs: the key its calls are found by, and the function.
 
-    None where it is no Python function, or the module has none.
+    A TorchScript module's `forward` is native: there it is the function of torch that leads to it,
+    which all modules share. None where it is no Python function, or the module has none.
     """
     return next(_forwards_of(module), None)
 
 
 def _forwards_of(module: nn.Module) -> Iterator[tuple[Any, FunctionType]]:
+    if isinstance(module, torch.jit.ScriptModule):
+        yield module, nn.Module.__dict__["_call_impl"]
+        return
     compiled = module.__dict__.get("_compiled_call_impl")
     own = module.__dict__.get("forward")
     for each in (compiled, own):
@@ -234,7 +240,7 @@ def _params(module: nn.Module, compiled: bool) -> str:
         for name, tensor in tensors.items()
         if tensor is not None
     ]
-    document: dict[str, Any] = {"level": "module", "type": type(original).__name__}
+    document: dict[str, Any] = {"level": "module", "type": name_of(original)}
     if compiled:
         document["compiled"] = True
     if names:

@@ -9,9 +9,10 @@ A call whose forward the reference does not confirm is not judged.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ import torch
 from brickline.checking.backward_again import Again, Setting
 from brickline.checking.backward_capture import Capture
 from brickline.checking.backward_direct import Rests
+from brickline.checking.backward_evidence import Accusation, Accuser
+from brickline.checking.backward_noise import Disturbed
 from brickline.checking.backward_numeric import is_derivative
 from brickline.checking.backward_partners import Partners
 from brickline.checking.backward_tensors import floats_of, inputs_of
@@ -26,7 +29,6 @@ from brickline.checking.backward_visits import Pass, Visit
 from brickline.checking.backward_vjp import (
     DifferentError,
     Outcome,
-    Partner,
     TooLargeError,
     gradient_of,
     gradients,
@@ -37,10 +39,13 @@ from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Stage
 from brickline.checking.training import Weights
 from brickline.oracle.ratios import Ratios, measure
+from brickline.oracle.widen import is_out_of_memory
 from brickline.verdicts import Verdict
 
-DISTURBANCES = 2
-"""How often rounding is imitated before a gradient is held to be wrong."""
+MOST_ACCUSED = 8
+"""Modules that are repaired, each with backward passes of the whole model."""
+NO_PARTNER = "no share, cause or repro: the reference has no module that stands for it"
+STARVED = "memory ran out in float64; check fewer tokens or a smaller batch"
 NO_GRADIENT = 1e-5
 """What the reference gives no gradient for is wrong above this part of the arriving gradient."""
 
@@ -76,6 +81,8 @@ class _Judged:
     visit: Visit
     facts: list[BackwardFact] = field(default_factory=list)
     free: set[str] = field(default_factory=set)
+    accuse: Callable[[], Accusation] | None = None
+    """Finds out what is known of it, should it be wrong."""
 
 
 class BackwardWatch:
@@ -92,6 +99,9 @@ class BackwardWatch:
         self._facts: list[BackwardFact] = []
         self._accused: set[str] = set()
         self._partners = Partners(candidate_side, reference_side)
+        self._accuser = Accuser(candidate_side, reference_side, weights)
+        self.accusations: dict[str, Accusation] = {}
+        """Of modules whose gradients are wrong, by path, from the first call in which they are."""
 
     def following(self) -> AbstractContextManager[None]:
         """Return a context in which the candidate's modules and gradients are followed."""
@@ -160,7 +170,12 @@ class BackwardWatch:
         found: list[_Judged] = []
         left: list[tuple[Visit, str]] = []
         for visit in backward.visits.values():
-            judged = self._judge(task, visit, backward, paths, rests)
+            try:
+                judged = self._judge(task, visit, backward, paths, rests)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                judged = STARVED
             if isinstance(judged, str):
                 left.append((visit, judged))
             else:
@@ -188,6 +203,14 @@ class BackwardWatch:
                 fact.path, fact.call = blamed.path, blamed.call
         self._facts += judged.facts
         fresh = {each.path for each in wrong if each.guilty} - self._accused
+        for path in fresh:
+            if len(self.accusations) >= MOST_ACCUSED:
+                known = Accusation(reason=f"no share: {MOST_ACCUSED} modules were repaired already")
+            elif judged.accuse is None or blamed is not None:
+                known = Accusation(reason=NO_PARTNER)
+            else:
+                known = judged.accuse()
+            self.accusations[path] = known
         for fact in judged.facts:
             if fact.path not in fresh or not fact.guilty:
                 fact.release()
@@ -223,19 +246,20 @@ class BackwardWatch:
             return str(error)
         except TooLargeError:
             return "its weights in float64 take too much memory"
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             return f"the reference cannot run it: {type(error).__name__}"
         clean, exact = runs
         if not _same_forward(visit, exact, clean):
             return "its forward is not the reference's"
         self.judged += 1
-        disturbed = _Disturbed(
+        disturbed = Disturbed(
             partner, visit, task, state, bool(exact.free) or path != visit.path, clean.read
         )
         again = Again(visit, task, self.candidate.root, self._weights)
         judged = _Judged(visit, free=exact.free)
+        judged.accuse = partial(self._accuser.accuse, visit, partner, state, task, backward)
         for what, key, mine in _compared(visit, task, actual, exact):
             if mine is None and not backward.whole:
                 continue
@@ -267,47 +291,6 @@ def _vouches(judged: _Judged, visit: Visit) -> bool:
     if above.position != visit.position or not _lies_in(visit.path, above.path):
         return False
     return any(_is_in(visit.path, free) for free in judged.free)
-
-
-class _Disturbed:
-    """How far rounding carries, found out where a gradient looks wrong."""
-
-    def __init__(
-        self,
-        partner: Partner,
-        visit: Visit,
-        task: int,
-        state: State | None,
-        other_code: bool,
-        direct: Collection[str],
-    ) -> None:
-        self._other_code, self._direct = other_code, direct
-        self._ask = (partner, visit, task)
-        self._state = state
-        self._runs: list[Outcome] | None = None
-
-    def noise(self, key: tuple[str, Any], exact: torch.Tensor) -> torch.Tensor | None:
-        """Return the error that rounding of the inputs makes in one gradient."""
-        if self._runs is None:
-            self._runs = []
-            for seed in range(DISTURBANCES):
-                if self._state is not None:
-                    self._state.restore()
-                with torch.no_grad():
-                    run = gradients(
-                        *self._ask,
-                        wide=True,
-                        seed=seed,
-                        every_operation=self._other_code,
-                        direct=self._direct,
-                    )
-                    self._runs.append(run)
-        squares = torch.zeros_like(exact)
-        for run in self._runs:
-            found = gradient_of(run, key)
-            if found is not None:
-                squares += (found - exact).square()
-        return (squares / DISTURBANCES).sqrt()
 
 
 def _wrong_inside(visit: Visit, free: set[str] | None, task: int) -> Visit | None:
@@ -348,7 +331,7 @@ def _held(
     actual: torch.Tensor | None,
     exact: Outcome,
     clean: Outcome,
-    disturbed: _Disturbed,
+    disturbed: Disturbed,
 ) -> BackwardFact | None:
     right, rough = gradient_of(exact, key), gradient_of(clean, key)
     if actual is None and right is None:

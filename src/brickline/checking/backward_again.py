@@ -62,11 +62,11 @@ class Again:
         """Return the gradients of weights that it reads itself and another one inside owns."""
         if not clean.direct or clean.free or not self._possible():
             return []
-        found = direct_gradients(self._visit, self._task, rests, clean, self._as_it_was())
+        found = direct_gradients(self._visit, self._task, rests, clean, self.as_it_was())
         return list(found)
 
     @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
+    def as_it_was(self) -> Iterator[None]:
         """Give the candidate what it kept before the call, as long as this lasts."""
         now = State(self._root)
         if self._visit.setting is not None:
@@ -90,7 +90,7 @@ class Again:
         if isinstance(visit.module, torch.nn.Module):
             names = {name: name for name, _ in visit.module.named_parameters()}
         try:
-            with self._as_it_was():
+            with self.as_it_was():
                 made = gradients(Partner(visit.module, names, {}), visit, self._task, wide=False)
         except Exception:
             return None

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from brickline.checking.backward import BackwardFact, BackwardWatch
+from brickline.checking.backward_evidence import Accusation
 from brickline.checking.stage import layer_of
 from brickline.verdicts import Finding, Verdict, VerdictRow
 
@@ -13,12 +14,15 @@ Brick = Callable[[str], str | None]
 
 
 def backward_findings(watch: BackwardWatch, brick: Brick) -> list[Finding]:
-    """Return the modules whose gradients are wrong, the largest error first."""
+    """Return the modules whose gradients are wrong, by their share, then by their error."""
     groups: defaultdict[str, list[BackwardFact]] = defaultdict(list)
     for fact in watch.culprits():
         groups[fact.path].append(fact)
     findings = [_finding(watch, path, facts, brick) for path, facts in groups.items()]
-    return sorted(findings, key=lambda each: (each.position or 0, -(each.local_error or 0.0)))
+    return sorted(
+        findings,
+        key=lambda each: (each.position or 0, -(each.share or 0.0), -(each.local_error or 0.0)),
+    )
 
 
 def _finding(watch: BackwardWatch, path: str, facts: list[BackwardFact], brick: Brick) -> Finding:
@@ -26,6 +30,7 @@ def _finding(watch: BackwardWatch, path: str, facts: list[BackwardFact], brick: 
     here = [each for each in facts if each.position == first.position]
     worst = max(here, key=lambda each: each.ratios.z)
     origin = any(each.ratios.nonfinite for each in here)
+    known = watch.accusations.get(path, Accusation())
     return Finding(
         name=watch.candidate.stage.display(path),
         verdict=Verdict.NONFINITE_ORIGIN if origin else Verdict.CULPRIT,
@@ -38,10 +43,12 @@ def _finding(watch: BackwardWatch, path: str, facts: list[BackwardFact], brick: 
         z=worst.ratios.z,
         local_error=worst.ratios.relative_l2,
         reference_name=watch.reference.stage.display(worst.reference_path),
-        reason="share is of the output; a wrong gradient leaves it as it is",
+        share=known.share,
+        reason=known.reason,
         evidence={
             **worst.ratios.evidence,
             "gradients_wrong": sorted({each.what for each in here}),
+            "repaired_to": known.left,
         },
     )
 

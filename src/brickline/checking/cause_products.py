@@ -80,7 +80,8 @@ def products(case: Case) -> list[Guess]:
     product = next(_recognised(case, case.residual.exact, _SAME), None)
     if product is None:
         return _own_weights(case)
-    guesses = best([*_prefer_tf32(_rounded(case, product)), *_wrong_blocks(case, product)])
+    guesses = best([_turned(case, product)])
+    guesses += best([*_prefer_tf32(_rounded(case, product)), *_wrong_blocks(case, product)])
     guesses += best([_without_bias(case, product)])
     return guesses or _accumulated(case, product) or _other_weights(case, product)
 
@@ -186,6 +187,15 @@ def _prefer_tf32(guesses: Iterator[Guess | None]) -> list[Guess | None]:
         for each in found
         if tf32 is None or each.facts["rounding"] != "float16" or 1.5 * each.left < tf32
     ]
+
+
+def _turned(case: Case, product: Product) -> Guess | None:
+    """A square matrix the other way round."""
+    right = product.right
+    if right.dim() != 2 or right.shape[0] != right.shape[1]:
+        return None
+    words = f"transposed: multiplied with {product.names[1]} the other way round"
+    return case.guess("transposed", words, product.left @ right.mT + product.bias)
 
 
 def _without_bias(case: Case, product: Product) -> Guess | None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from brickline.checking.cause_pointwise import ACTIVATIONS
 from brickline.checking.evidence import Evidence
 from brickline.checking.guesses import Case, Guess
+from brickline.checking.repro_vjp import gradient
 from brickline.checking.residual import dense, unit_roundoff
 
 _MOST_BYTES = 1 << 30
@@ -64,6 +65,11 @@ def run_again(
 
     args, kwargs = pytree.tree_map(fresh, (evidence.args, dict(evidence.kwargs)))
     assert module is not None
+    backward = evidence.backward
+    if backward is not None:
+        arrived = pytree.tree_map(fresh, dict(backward.arrived))
+        made: torch.Tensor = gradient(module, args, kwargs, arrived, backward.wanted)
+        return made
     outputs = [
         each
         for each in pytree.tree_leaves(module(*args, **kwargs))

@@ -13,6 +13,7 @@ import torch
 
 from brickline.accept import apply_accepted, load_accepted
 from brickline.checking.alone import check_alone
+from brickline.checking.backward_evidence import with_weights
 from brickline.checking.causes import explain
 from brickline.checking.evidence import Evidence
 from brickline.checking.kernels import as_callable
@@ -60,6 +61,11 @@ def _against(
 ) -> DivergenceReport:
     for role, side in (("candidate", candidate), ("reference", reference)):
         _need_weights(role, side)
+    if candidate is reference and isinstance(candidate, torch.nn.Module):
+        raise UsageError(
+            "reference: expected another model, got the candidate itself, which cannot run beside "
+            "itself; give copy.deepcopy(model), or no reference to hold every op to its float64"
+        )
     session = Session(candidate, reference, progress=progress)
     failure: BaseException | None = None
     try:
@@ -69,10 +75,20 @@ def _against(
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = error
     report = report_of(session, failure)
-    if not session.evidence:
+    named = _named_evidence(session)
+    if not named:
         return report
-    named = {session.candidate.stage.display(path): each for path, each in session.evidence.items()}
     return worded(replace(report, findings=_explained(report.findings, named, repro, progress)))
+
+
+def _named_evidence(session: Session) -> dict[tuple[str, str], Evidence]:
+    """Return the evidence by the findings' names and directions."""
+    display = session.candidate.stage.display
+    named = {(display(path), "forward"): each for path, each in session.evidence.items()}
+    for path, known in session.backward.accusations.items():
+        if known.evidence is not None:
+            named[display(path), "backward"] = known.evidence
+    return named
 
 
 def _need_weights(role: str, side: Any) -> None:
@@ -87,23 +103,23 @@ def _need_weights(role: str, side: Any) -> None:
 
 def _explained(
     findings: tuple[Finding, ...],
-    evidence: dict[str, Evidence],
+    evidence: dict[tuple[str, str], Evidence],
     repro: Any,
     progress: Progress | None,
 ) -> tuple[Finding, ...]:
     made: list[Finding] = []
     directory = _Directory(repro)
     for number, finding in enumerate(findings):
-        kept = evidence.get(finding.name)
-        wanted = finding.verdict in GUILTY and finding.direction == "forward"
-        if kept is None or not wanted or number >= EXPLAINED:
+        kept = evidence.get((finding.name, finding.direction))
+        if kept is None or finding.verdict not in GUILTY or number >= EXPLAINED:
             made.append(finding)
             continue
         if progress is not None:
             progress(number, len(findings), f"explaining {finding.name}")
-        finding = _with_cause(finding, kept)
-        if number < WRITTEN and repro is not False:
-            finding = _with_repro(finding, kept, directory)
+        with with_weights(kept):
+            finding = _with_cause(finding, kept)
+            if number < WRITTEN and repro is not False:
+                finding = _with_repro(finding, kept, directory)
         made.append(finding)
     return tuple(made)
 

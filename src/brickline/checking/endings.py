@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brickline.oracle.calls import is_out_of_memory
+from brickline.oracle.widen import is_out_of_memory
 
 
 def ending(failure: BaseException) -> str:

@@ -12,6 +12,18 @@ from typing import Any
 import torch
 
 
+@dataclass(frozen=True)
+class Backward:
+    """Of a gradient that is wrong: which one, and what it is made from."""
+
+    arrived: Mapping[int, torch.Tensor]
+    """The gradients at the call's outputs, by number among the floating-point ones."""
+    wanted: tuple[str, Any]
+    """("inputs", number) or ("parameters", name)."""
+    weights: Mapping[str, torch.Tensor]
+    """The module's parameters and buffers in the call."""
+
+
 @dataclass
 class Evidence:
     """One op or brick on its own inputs: what it made, and what it should have made."""
@@ -36,3 +48,5 @@ class Evidence:
     """Its call, as it was before it ran."""
     output_index: int = 0
     """Which of the call's output tensors `actual` is."""
+    backward: Backward | None = None
+    """Where `actual` is no output but a gradient."""

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from brickline.checking.ends import tensors_in_objects, unshown_elements
-from brickline.checking.facts import Fact, verdict_of
+from brickline.checking.facts import CULPRIT_LIMIT, Fact, verdict_of
+from brickline.checking.masks import without_idle
 from brickline.checking.pairing import Pairing, Part
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Operation, Recording, Value
@@ -21,9 +22,12 @@ from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import Key
 from brickline.oracle.ratios import Ratios, measure
+from brickline.oracle.widen import is_out_of_memory
 from brickline.verdicts import Verdict
 
 SAME = Ratios(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+STARVED = "memory ran out in float64"
+"""Why a value was not held to anything."""
 
 
 def perform(
@@ -122,8 +126,12 @@ class Exact:
         candidate: Recording,
         clean: dict[Key, torch.Tensor],
         keep_above: float = 1.0,
+        idle: torch.Tensor | None = None,
     ) -> None:
         self.facts: list[Fact] = []
+        self.excused = 0
+        """Values that differ in the answers of idle queries alone."""
+        self._idle = idle
         self._pairing = pairing
         self._candidate = candidate
         self._clean = clean
@@ -162,13 +170,49 @@ class Exact:
         if clean is not None and clean.dtype == kind and _same_bits(ours, clean):
             shape = tuple(ours.shape)
             return Fact(part.key, value.key, SAME, Verdict.IDENTICAL, kind, shape, part=part)
-        ratios = measure(ours, exact, clean=clean)
+        ratios = None if value.starved else _measured(ours, exact, clean)
+        if ratios is None:
+            return self._starved(value, part, ours)
+        if ratios.z > CULPRIT_LIMIT:
+            ratios = self._without_idle(ours, exact, clean) or ratios
         fact = Fact(part.key, value.key, ratios, verdict_of(ratios.z), kind, tuple(ours.shape))
         fact.part = part
         fact.notes["unshown"] = unshown_elements(ours, exact)
         if ratios.z > self._keep_above:
             fact.actual, fact.clean, fact.exact = ours, clean, exact.clone()
         return fact
+
+    def _without_idle(
+        self, ours: torch.Tensor, exact: torch.Tensor, clean: torch.Tensor | None
+    ) -> Ratios | None:
+        """Measure without the answers of idle queries; None where that excuses nothing."""
+        made = None if self._idle is None else without_idle(self._idle, ours, exact)
+        ratios = None if made is None else _measured(made, exact, clean)
+        if ratios is None or ratios.z > CULPRIT_LIMIT:
+            return None
+        self.excused += 1
+        return ratios
+
+    def _starved(self, value: Value, part: Part, ours: torch.Tensor) -> Fact:
+        fact = Fact(part.key, value.key, SAME, Verdict.UNKNOWN, ours.dtype, tuple(ours.shape))
+        fact.part = part
+        fact.notes["reason"] = STARVED
+        return fact
+
+
+def is_starved(fact: Fact) -> bool:
+    """Whether a value was not held to anything, because memory ran out."""
+    return fact.notes.get("reason") == STARVED
+
+
+def _measured(ours: torch.Tensor, exact: torch.Tensor, clean: torch.Tensor | None) -> Ratios | None:
+    """Measure one value; None where memory runs out."""
+    try:
+        return measure(ours, exact, clean=clean)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
 
 
 def _same_bits(ours: torch.Tensor, clean: torch.Tensor) -> bool:

@@ -113,8 +113,8 @@ def _call_of(module: torch.nn.Module, number: int, rerun: Rerun) -> tuple[Call, 
             kept.append(snapshot(output))
 
     hooks = [
-        module.register_forward_pre_hook(enter, with_kwargs=True),
-        module.register_forward_hook(leave, with_kwargs=True),
+        torch.nn.Module.register_forward_pre_hook(module, enter, with_kwargs=True),
+        torch.nn.Module.register_forward_hook(module, leave, with_kwargs=True),
     ]
     try:
         rerun.perform()

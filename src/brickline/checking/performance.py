@@ -62,6 +62,10 @@ class Performance(Widened):
         self._recurrent: dict[int, Any] = {}
         """Weights of recurrent layers at work, as they were."""
         self._quiet = False
+        self._starved: set[int] = set()
+        """Values that are less exact than float64, because memory ran out."""
+
+    starves = True
 
     # Execution
 
@@ -162,9 +166,13 @@ class Performance(Widened):
             if not view:
                 given = ((), {}) if name in SHAPED else (args, kwargs)
                 self._pass_on(*given, result, bool(written))
+                if self.starved:
+                    self._starved.update(*map(self._made_from, _flat(result)))
+                    self.starved = False
             return result
         given = ((), {}) if name in SHAPED else (args, kwargs)
         sources, parameters, narrowest = self._sources(*given)
+        starved, self.starved = self.starved, False
         base = self.stage.next_key(name)
         flat, shape = tree_flatten(result)
         changed = False
@@ -181,6 +189,7 @@ class Performance(Widened):
                 narrowest,
                 view,
                 func.namespace not in ("aten", "prims"),
+                starved,
             )
             self._count += 1
             replaced = self._offer(value, operation)
@@ -197,7 +206,11 @@ class Performance(Widened):
     def _offer(self, value: Value, operation: Operation | None) -> torch.Tensor | None:
         if self.keep:
             self.recording.add(value)
-        return None if self.listener is None else self.listener(value, operation)
+        value.starved = value.starved or not self._starved.isdisjoint(value.inputs)
+        replaced = None if self.listener is None else self.listener(value, operation)
+        if value.starved and replaced is None:
+            self._starved.add(value.index)
+        return replaced
 
     def _hold(self, value: Value, tensor: torch.Tensor, written: bool) -> None:
         place = _storage(tensor)

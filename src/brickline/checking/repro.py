@@ -35,6 +35,7 @@ from brickline.checking.repro_recipes import (
     called,
     exported,
     known_module,
+    of_gradient,
     words_of,
 )
 from brickline.checking.repro_script import Script
@@ -95,13 +96,16 @@ def _write(evidence: Evidence, directory: Path, z: float | None, timeout: float)
     evidence = _callable(evidence)
     if not _fails(evidence, _run(evidence)):
         raise Refused("it does not fail again on its own inputs in this process")
-    evidence = _cut(evidence)
+    if evidence.backward is None:
+        evidence = _cut(evidence)
     reasons = []
     for recipe_of in (known_module, aten_op, by_source, exported):
         try:
             recipe = recipe_of(evidence)
             if recipe is None:
                 continue
+            if evidence.backward is not None:
+                recipe = of_gradient(recipe, evidence.backward)
             return _proven(evidence, recipe, directory, z, timeout)
         except _TookTooLong:
             raise
@@ -327,9 +331,13 @@ def _script(evidence: Evidence, recipe: Recipe, z: float | None) -> Script:
     rows = "x".join(map(str, evidence.exact.shape)) or "one number"
     figure = "" if z is None else f" (z {z:.3g})"
     device = evidence.actual.device
+    made = "output"
+    if evidence.backward is not None:
+        kind, which = evidence.backward.wanted
+        made = f"gradient of {kind.removesuffix('s')} {which}"
     return Script(
         title=f"Repro of {evidence.name}{figure}: {called(evidence.module)} on its own inputs, "
-        f"output {rows}.",
+        f"{made} {rows}.",
         make=recipe.make,
         output=evidence.output_index,
         limits=_limits(evidence),
@@ -340,6 +348,7 @@ def _script(evidence: Evidence, recipe: Recipe, z: float | None) -> Script:
         before_load=recipe.before_load,
         safe=recipe.safe,
         trusted=recipe.trusted,
+        constants=recipe.constants,
     )
 
 

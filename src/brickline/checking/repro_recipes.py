@@ -10,13 +10,14 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from brickline.checking.evidence import Evidence
+from brickline.checking.evidence import Backward, Evidence
+from brickline.checking.repro_vjp import source_of_gradient
 
 _EXPORTABLE_BYTES = 1 << 28
 
@@ -36,6 +37,8 @@ class Recipe:
     before_load: tuple[str, ...] = ()
     safe: tuple[str, ...] = ()
     trusted: bool = False
+    constants: tuple[str, ...] = ()
+    """Lines that stand before the script's own functions."""
 
 
 _CONSTRUCTORS: dict[type, tuple[str, ...]] = {
@@ -255,6 +258,20 @@ class _Wrapped(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+
+def of_gradient(recipe: Recipe, backward: Backward) -> Recipe:
+    """Return how a script gets at one gradient of the op that a recipe makes."""
+    call = f'gradient(op, args, kwargs, given["arrived"], {backward.wanted!r})'
+    make = [
+        "def made():",
+        *(f"    {line}" for line in recipe.make),
+        "op = made()",
+        f"return lambda *args, **kwargs: {call}",
+    ]
+    arrived = {number: each.detach().cpu().clone() for number, each in backward.arrived.items()}
+    constants = (*recipe.constants, "", "", *source_of_gradient(), "")
+    return replace(recipe, make=make, data={**recipe.data, "arrived": arrived}, constants=constants)
 
 
 def called(module: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from brickline.checking.endings import words_of
+from brickline.checking.masks import as_added
 from brickline.checking.performance import parameters_by_storage
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
 from brickline.checking.stage import Stage
@@ -151,9 +152,17 @@ class Side:
         """Whose weights these are on the other side, once that was asked."""
         self.entry: Callable[[Any], Any] | None = None
         """What runs the root, where it is not called itself."""
+        self.adds_masks = False
+        """Whether boolean masks were made for the other side, and this one adds its own."""
+        self.masks_added = 0
 
     def run(self, call: Call) -> Any:
         """Call the root."""
         if self.entry is not None:
             return self.entry(self.root)
-        return self.root(*call.args, **call.kwargs)
+        kwargs = call.kwargs
+        if self.adds_masks:
+            added = as_added(kwargs, working_dtype(self.root))
+            self.masks_added += added is not None
+            kwargs = kwargs if added is None else added
+        return self.root(*call.args, **kwargs)

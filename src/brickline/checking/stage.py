@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from brickline.adapters.torch_sites import layers_said
+from brickline.adapters.torch_sites import layers_said, name_of
 
 OUTPUT = "output"
 """Pseudo-operation: the value with which a module returns."""
@@ -72,6 +72,13 @@ class Stage:
         """Path of the innermost module at work; the root's is empty."""
         return self._stack[-1][0] if self._stack else ""
 
+    def boundary(self, path: str) -> str:
+        """Return the TorchScript module that a path lies in, whose inside is one brick."""
+        parts = path.split(".")
+        above = [".".join(parts[:end]) for end in range(1, len(parts))]
+        script = torch.jit.ScriptModule
+        return next((each for each in above if isinstance(self.modules.get(each), script)), path)
+
     def next_key(self, op: str) -> Key:
         """Return the key of the operation that is about to run."""
         path, call = self._stack[-1] if self._stack else ("", 0)
@@ -93,15 +100,22 @@ class Stage:
         """Follow the modules as long as this lasts."""
         for path, module in self.modules.items():
             first = self._aliases[id(module)][0] == path
-            if path and first and takes_hooks(module) and not is_compiled(module):
+            if path and first and not is_compiled(module):
+                # What TorchScript compiled refuses hooks, but a call from Python does run them.
                 self._hooks.append(
-                    module.register_forward_pre_hook(
-                        functools.partial(self._enter, path), with_kwargs=True, prepend=True
+                    torch.nn.Module.register_forward_pre_hook(
+                        module,
+                        functools.partial(self._enter, path),
+                        with_kwargs=True,
+                        prepend=True,
                     )
                 )
                 self._hooks.append(
-                    module.register_forward_hook(
-                        functools.partial(self._leave, path), with_kwargs=True, always_call=True
+                    torch.nn.Module.register_forward_hook(
+                        module,
+                        functools.partial(self._leave, path),
+                        with_kwargs=True,
+                        always_call=True,
                     )
                 )
         try:
@@ -150,7 +164,7 @@ class Stage:
 
 
 def takes_hooks(module: Any) -> bool:
-    """Whether a module can be followed; what TorchScript compiled is part of the one around it."""
+    """Whether gradients can be followed into a module: TorchScript's are part of what calls it."""
     return not isinstance(module, torch.jit.ScriptModule)
 
 
@@ -166,8 +180,7 @@ def layer_of(path: str) -> int | None:
 
 def _name_of(root: Any) -> str:
     if isinstance(root, torch.nn.Module):
-        inner = getattr(root, "_orig_mod", root)
-        return type(inner).__name__
+        return name_of(root)
     if isinstance(root, functools.partial):
         return _name_of(root.func)
     name = getattr(root, "__name__", None) or getattr(root, "name", None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from brickline.oracle.calls import is_out_of_memory
+from brickline.oracle.widen import is_out_of_memory
 
 MOST_BYTES = 1 << 29
 """Weights larger than this in all are not kept beside, and their changes are not followed."""

@@ -18,6 +18,7 @@ from brickline.checking.backward_writing import (
 )
 from brickline.checking.endings import ending
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
+from brickline.checking.forcing import STARVED, is_starved
 from brickline.checking.session import Position, Session
 from brickline.checking.stage import INPUT, layer_of
 from brickline.verdicts import (
@@ -54,7 +55,7 @@ def report_of(session: Session, failure: BaseException | None = None) -> Diverge
         noise_floor=None if shares is None else shares.floor,
         final_error=None if shares is None else shares.final,
         kernels_compared=len(table),
-        circumstances=tuple(session.notes),
+        circumstances=session.said(),
     )
     return worded(report)
 
@@ -137,8 +138,8 @@ class _Writer:
             ordinal=fact.key.call,
             brick=self.brick(path),
             op=_op(fact),
-            z=fact.ratios.z,
-            local_error=fact.ratios.relative_l2,
+            z=None if is_starved(fact) else fact.ratios.z,
+            local_error=None if is_starved(fact) else fact.ratios.relative_l2,
             reason=fact.notes.get("reason") or _reason_of(fact),
         )
 
@@ -160,8 +161,8 @@ class _Writer:
                         self.brick(path),
                         fact.key.op,
                         _row_verdict(fact, position.propagated),
-                        fact.ratios.z,
-                        fact.ratios.relative_l2,
+                        None if is_starved(fact) else fact.ratios.z,
+                        None if is_starved(fact) else fact.ratios.relative_l2,
                         position.propagated.get(fact.key),
                     )
                 )
@@ -203,7 +204,18 @@ class _Writer:
         for each in positions:
             if each.problem and each.facts:
                 compared += min(len(each.facts), each.values - 1)
+        starved = [fact for each in positions for fact in each.facts if is_starved(fact)]
+        if starved:
+            notes.append(self._starved_note(starved))
+            compared = max(0, compared - len(starved))
         return Coverage(compared, total, tuple(dict.fromkeys(notes)))
+
+    def _starved_note(self, facts: list[Fact]) -> str:
+        stage = self.session.candidate.stage
+        names = list(dict.fromkeys(stage.display(each.key.path) for each in facts))
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        count = "1 value was" if len(facts) == 1 else f"{len(facts)} values were"
+        return f"{count} not held: {STARVED}, in {shown}; check fewer tokens or a smaller batch"
 
 
 COARSER = (
@@ -256,7 +268,8 @@ def _guilty_line(guilty: list[Finding]) -> str:
     what = f": {top.cause}" if top.cause else ""
     share = ""
     if top.share is not None and top.share > 0.005:
-        share = f"; repairing it removes {_percent(top.share)} of the final difference"
+        of = "gradients' " if top.direction == "backward" else "final "
+        share = f"; repairing it removes {_percent(top.share)} of the {of}difference"
     more = f" ({len(guilty) - 1} more)" if len(guilty) > 1 else ""
     backward = " in its backward pass" if top.direction == "backward" else ""
     return f"{top.name} is wrong{backward}{when}{what}{share}{more}"
@@ -286,7 +299,8 @@ def _whys(report: DivergenceReport, top: Finding) -> tuple[str, ...]:
         lines.append(f"{clean} of {len(report.verdicts)} values are right on their own inputs")
     left = top.evidence.get("repaired_to")
     if top.share is not None and left is not None:
-        lines.append(f"with its value repaired the output differs by {left:.2g}")
+        what = "the gradients differ" if top.direction == "backward" else "the output differs"
+        lines.append(f"with its value repaired {what} by {left:.2g}")
     if top.where:
         lines.append(f"where: {top.where}")
     return tuple(lines)
@@ -318,7 +332,7 @@ def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
 
 def _open_line(report: DivergenceReport) -> str:
     for each in report.findings:
-        if each.verdict is Verdict.UNKNOWN:
+        if each.verdict is Verdict.UNKNOWN and each.reason != STARVED:
             if each.reason and each.reason.startswith(SOMEWHERE):
                 return each.reason
             return f"{SOMEWHERE} at or before {each.name}; no single module stands out"

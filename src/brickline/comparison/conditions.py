@@ -48,7 +48,7 @@ def differing_circumstances(candidate: Run, reference: Run) -> tuple[str, ...]:
     found = [
         *_compared(_NUMERICS, ours.get("numerics"), theirs.get("numerics")),
         *_facts(recording_facts(candidate), recording_facts(reference)),
-        *_seeds(ours.get("seeds"), theirs.get("seeds")),
+        *_seeds(_seeds_of(candidate), _seeds_of(reference)),
         *_compared(_PLAIN, ours, theirs),
         *_commits(ours.get("git"), theirs.get("git")),
         *_environment(ours.get("environment"), theirs.get("environment")),
@@ -71,6 +71,14 @@ def _facts(ours: Any, theirs: Any) -> Iterator[str]:
 
 def _seeds(ours: Any, theirs: Any) -> Iterator[str]:
     yield from _compared({"torch": "torch's seed", "python_hash": "PYTHONHASHSEED"}, ours, theirs)
+
+
+def _seeds_of(run: Run) -> Mapping[str, Any] | None:
+    """Return the seeds of a run: torch's as the first recorded call found it, where one did."""
+    seeds, seed = run.circumstances.get("seeds"), recording_facts(run).get("seed")
+    if seed is None:
+        return seeds if isinstance(seeds, Mapping) else None
+    return {**(seeds if isinstance(seeds, Mapping) else {}), "torch": seed}
 
 
 def _commits(ours: Any, theirs: Any) -> Iterator[str]:
@@ -100,10 +108,21 @@ def _shown(value: Any) -> str:
 
 
 def recording_facts(run: Run) -> Mapping[str, Any]:
-    """Return what the recorder noted of itself; empty where it noted nothing."""
+    """Return what the first recorder noted of itself; empty where none noted anything."""
+    noted = all_recording_facts(run)
     facts = run.manifest.get("facts")
-    found = facts.get("recording", facts) if isinstance(facts, Mapping) else {}
-    return found if isinstance(found, Mapping) else {}
+    return noted[0] if noted else facts if isinstance(facts, Mapping) else {}
+
+
+def all_recording_facts(run: Run) -> list[Mapping[str, Any]]:
+    """Return what each recorder noted of itself: the maker's first, then who joined."""
+    found = []
+    for document in (run.manifest, *run.joined):
+        facts = document.get("facts")
+        noted = facts.get("recording") if isinstance(facts, Mapping) else None
+        if isinstance(noted, Mapping):
+            found.append(noted)
+    return found
 
 
 def uses_tf32(run: Run) -> bool:

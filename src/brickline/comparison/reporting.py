@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from brickline.comparison.align import Alignment
-from brickline.comparison.conditions import recording_facts
+from brickline.comparison.conditions import all_recording_facts, recording_facts
 from brickline.comparison.findings import Findings
 from brickline.comparison.judging import ORDER, Judgement, reference_covered
 from brickline.comparison.operands import Differences
@@ -308,13 +308,20 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _unobserved(run: Run) -> list[str]:
-    """Return what the recorder says it could not observe."""
-    found = recording_facts(run).get("unobserved")
-    if isinstance(found, dict):
-        return [f"{count} {what}" for what, count in found.items() if count]
-    if isinstance(found, list):
-        return [str(each) for each in found]
-    return [f"{found} tensors unobserved"] if found else []
+    """Return what the recorders say they could not observe, and what found no space."""
+    said = []
+    for facts in all_recording_facts(run) or [recording_facts(run)]:
+        found = facts.get("unobserved")
+        if isinstance(found, dict):
+            said += [f"{count} {what}" for what, count in found.items() if count]
+        elif isinstance(found, list):
+            said += [str(each) for each in found]
+        elif found:
+            said.append(f"{found} tensors unobserved")
+    lost = sum(int(part.header.get("lost_records", 0)) for part in run.parts)
+    if lost:
+        said.append(f"{lost} entries found no space on the disk: the run is cut off")
+    return said
 
 
 def _kernel_trace(run: Run, side: Side, row: int) -> KernelTrace:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from brickline.oracle.widen import unit_roundoff, written_arguments
+from brickline.oracle.widen import is_out_of_memory, unit_roundoff, written_arguments
 
 WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 EXACT_FORMS: dict[str, Callable[[Call], Sequence[torch.Tensor | None]]] = {}
@@ -217,16 +217,6 @@ class Call:
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a complex dtype's parts, or the dtype itself."""
     return dtype.to_real() if dtype.is_complex else dtype
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory is exhausted, on any device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    words = str(error)
-    return isinstance(error, RuntimeError) and (
-        "not enough memory" in words or "can't allocate memory" in words or "out of memory" in words
-    )
 
 
 def _is_narrow(value: torch.Tensor) -> bool:

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 
 from brickline.oracle import nonfinite, parts
 from brickline.oracle.bounds import Kind, OpBound, OutputBound, kind_of, op_bound
-from brickline.oracle.calls import Call, NoExactForm, is_out_of_memory, real_dtype, widen
+from brickline.oracle.calls import Call, NoExactForm, real_dtype, widen
 from brickline.oracle.ratios import Ratios, measure
-from brickline.oracle.widen import unit_roundoff
+from brickline.oracle.widen import is_out_of_memory, unit_roundoff
 from brickline.verdicts import Verdict
 
 WATCH, CULPRIT = 1.0, 2.0

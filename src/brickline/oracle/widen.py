@@ -39,6 +39,16 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 2
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory is exhausted, on any device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    words = str(error)
+    return isinstance(error, RuntimeError) and (
+        "not enough memory" in words or "can't allocate memory" in words or "out of memory" in words
+    )
+
+
 def is_narrow(value: Any) -> bool:
     """Whether it is a floating-point tensor that float64 would widen."""
     return (
@@ -103,7 +113,7 @@ class WideFunctions(TorchFunctionMode):
             return func(*args, **named)
         except RuntimeError as error:
             mixed = any(map(is_narrow, tree_leaves((tuple(args), named))))
-            if not mixed or isinstance(error, torch.OutOfMemoryError):
+            if not mixed or is_out_of_memory(error):
                 raise
             return self._wide(func, tuple(args), named)
 
@@ -124,7 +134,11 @@ class Widened(TorchDispatchMode):
         self._functions: list[WideFunctions] = []
         self.narrow_ops: set[str] = set()
         """Operations that have no float64 form and ran in their own dtype."""
+        self.starved = False
+        """Memory ran out in the last operation, and it ran in float32; the user resets it."""
 
+    starves = False
+    """Whether the program goes on where memory runs out in one operation; else that is raised."""
     told: Callable[[list[Any]], AbstractContextManager[None]] | None = None
     """Context in which a function runs that had to be given wide copies."""
     wide = True
@@ -152,6 +166,15 @@ class Widened(TorchDispatchMode):
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation wide."""
+        try:
+            return self._run_wide(func, args, kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if not self.starves or not is_out_of_memory(error):
+                raise
+        # Here, so that the tensors of the attempt are gone with its frames.
+        return self._starve(func, args, kwargs)
+
+    def _run_wide(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_view(func) or func._schema.name in MOVES:
             return func(*args, **kwargs)
         if is_large_product(func, args):
@@ -162,7 +185,7 @@ class Widened(TorchDispatchMode):
         try:
             result = func(*wide_args, **wide_kwargs)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             return self._run_narrow(func, args, kwargs, error)
         return self._written_back(written, args, kwargs, wide_args, wide_kwargs, result)
@@ -172,20 +195,28 @@ class Widened(TorchDispatchMode):
     ) -> Any:
         """Run an operation that refuses float64 in float32, if it takes that."""
         original = func.namespace == "aten"
-
-        def narrowed(each: Any) -> Any:
-            if isinstance(each, torch.Tensor) and each.dtype is torch.float64:
-                return each.float()
-            return each
-
         try:
-            result = func(*tree_map(narrowed, args), **tree_map(narrowed, kwargs))
+            result = func(*tree_map(_narrowed, args), **tree_map(_narrowed, kwargs))
         except (RuntimeError, NotImplementedError, TypeError):
             if original and not any(is_narrow(each) for each in args):
                 raise error from None
             result = func(*args, **kwargs)
         self.narrow_ops.add(str(func))
         return widened(result)
+
+    def _starve(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation in float32, for which memory ran out in float64."""
+        self.starved = True
+        narrow_args, narrow_kwargs = tree_map(_narrowed, args), tree_map(_narrowed, kwargs)
+        result = func(*narrow_args, **narrow_kwargs)
+        written = written_arguments(func)
+        result = self._written_back(written, args, kwargs, narrow_args, narrow_kwargs, result)
+        try:
+            return widened(result)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return result
 
     @staticmethod
     def _written_back(
@@ -214,6 +245,12 @@ class Widened(TorchDispatchMode):
         if not replaced:
             return result
         return tree_map(lambda each: replaced.get(id(each), each), result)
+
+
+def _narrowed(value: Any) -> Any:
+    """Return a float64 tensor in float32, and anything else as it is."""
+    is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
+    return value.float() if is_wide else value
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
