@@ -31,6 +31,7 @@ GROUPS = (
     "unseen ports",
     "unseen again",
     "unseen third",
+    "unseen fourth",
 )
 
 
