@@ -7,7 +7,7 @@ right shows nothing of the rest of what it is a part of, nor of those whom else 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from brickline.checking.facts import Fact
 from brickline.checking.op_kinds import POINTWISE
@@ -68,8 +68,17 @@ def _innocent(facts: list[Fact], ways: Sequence[Segment], recording: Recording) 
 
 def _shown_by(way: list[Value]) -> list[Value]:
     """Return what a right value shows: not that it was right to hand it to somebody else, too."""
-    busy = {each.key[:2] for each in way if not each.view and not is_boundary(each.key)}
-    return [each for each in way if not is_handed(each.key) or each.key[:2] in busy]
+    busy = {each.key.path for each in way if not each.view and not is_boundary(each.key)}
+    inside = {above for path in busy for above in _and_above(path)}
+    return [each for each in way if not is_handed(each.key) or each.key.path in inside]
+
+
+def _and_above(path: str) -> Iterator[str]:
+    """Yield a module's path and those of the modules that it lies in."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
 
 
 def _partly_read(way: list[Value], recording: Recording) -> set[int]:

@@ -160,6 +160,9 @@ class _Search:
         for name, other in self.weights.whole.items():
             for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
                 self._pair_use(mine, right)
+                self._guess_usual_order(name, other, mine.value, right.value)
+                if mine.op == right.op:
+                    self.pairing.alike.add(name.rpartition(".")[0])
             if other in theirs:
                 self._note_strangers(name, ours.get(name, []), len(theirs[other]))
         for name, rows in self.weights.rows.items():
@@ -187,6 +190,14 @@ class _Search:
                 made = right.with_factors(self.theirs, self._widths[1])
                 if made.key not in self.pairing.partners:
                     self._guess(mine.with_factors(self.ours, self._widths[0]), made)
+
+    def _guess_usual_order(self, name: str, other: str, ours: Value, theirs: Value) -> None:
+        """Guess that rows that lie as the reference's are meant to lie as those of other layers."""
+        width = theirs.tensor.shape[-1]
+        usual = self._usual.get((_family(name), _family(other)))
+        if usual is not None and len(usual) == width == ours.tensor.shape[-1]:
+            part = Part(ours.key, columns=torch.from_numpy(usual))
+            self.pairing.guesses[theirs.key] = Partner((part,))
 
     def _note_strangers(self, name: str, uses: list[Use], most: int) -> None:
         """Note the calls of a module beyond those in which the reference uses its weight."""

@@ -204,7 +204,8 @@ def arbitrate(
         guilty = _loud(guilty)
     ask_the_writers(guilty, recording)
     weights = pairing.by_weights() if guilty else WeightEvidence()
-    clear_the_right(guilty, working, weights.cleared, rerun.side.stage.modules, recording)
+    modules = rerun.side.stage.modules
+    clear_the_right(guilty, working, weights, pairing.alike, modules, recording)
     open_facts = blame(guilty, recording, weights_at_work(weights, guilty, working))
     if pairing.same_code:
         return guilty
@@ -268,6 +269,10 @@ def _repeats(fact: Fact, again: _Again) -> bool:
     """Whether a second execution of the candidate is as wrong."""
     second = again.found.get(fact.key)
     if second is None or fact.actual is None or fact.exact is None:
+        return True
+    if fact.part is not None:
+        second = fact.part.ours(second, fact.exact.shape)
+    if second is None:
         return True
     if second.shape != fact.exact.shape or torch.equal(second, fact.actual):
         return True

@@ -35,7 +35,7 @@ def blame(
     Returns:
         Those of which the first module is no more than the likeliest.
     """
-    odd = _odd_modules(recording) if any(len(each.modules) > 1 for each in guilty) else set()
+    odd = odd_modules(recording) if any(len(each.modules) > 1 for each in guilty) else set()
     held = weights or WeightEvidence()
     waiting, unsure = list(guilty), []
     while waiting:
@@ -66,7 +66,7 @@ def blame(
     return unsure
 
 
-def _odd_modules(recording: Recording) -> set[str]:
+def odd_modules(recording: Recording) -> set[str]:
     """Return the modules that do other operations than most of their siblings."""
     programs: defaultdict[str, list[str]] = defaultdict(list)
     for value in recording.values:

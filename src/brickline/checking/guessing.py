@@ -40,7 +40,9 @@ def guess_by_siblings(ours: Recording, theirs: Recording, pairing: Pairing) -> N
         pairs = zip(mine[places[0]], right[places[1]], strict=True)
         for number, (own, other) in enumerate(pairs):
             known = other in pairing.partners or other in pairing.guesses
-            if number not in numbers and not known and _is_free(own, other, ours, used):
+            # Two layers that agree may know better than a weight.
+            taken = used if len(found) < 2 else used - {own}
+            if number not in numbers and not known and _is_free(own, other, ours, taken):
                 _guess_like(found[0][1], ours.by_key[own], theirs.by_key[other], pairing)
 
 

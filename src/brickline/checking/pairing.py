@@ -146,6 +146,8 @@ class WeightEvidence:
     """They only multiply with weights that the reference holds too."""
     odd: Collection[str] = ()
     """The reference does not hold their weights, though it holds those of their like."""
+    held: Collection[str] = ()
+    """The reference holds all of their weights."""
     unfound: Collection[str] = ()
     """The reference holds some rows of their weights and not the others."""
 
@@ -160,6 +162,8 @@ class Pairing:
     same_code: bool = True
     trusted: set[Key] = field(default_factory=set)
     """The candidate's values whose weights are the reference's but for a factor per row."""
+    alike: set[str] = field(default_factory=set)
+    """The candidate's modules whose weights the reference uses in the same operations."""
     by_weights: Callable[[], WeightEvidence] = WeightEvidence
     """Finds out what the modules' weights say of them."""
     strangers: dict[tuple[str, int], str] = field(default_factory=dict)

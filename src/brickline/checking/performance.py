@@ -45,6 +45,8 @@ class Performance(Widened):
         self.views = views
         self.recording = Recording()
         self._parameters = dict(parameters or {})
+        self._copied: set[int] = set()
+        """Where copies of weights lie, in another dtype for example."""
         self.told = self._knowing_copies
         self._producers: dict[int, frozenset[int]] = {}
         self._narrowest: dict[int, torch.dtype] = {}
@@ -217,9 +219,22 @@ class Performance(Widened):
         earlier = self._producers.get(place, frozenset()) if written else frozenset()
         self._producers[place] = earlier | {value.index}
         self._forget_crossings(place)
+        self._forget_copy(place)
         self._narrowest.pop(place, None)
         if self.keep:
             self._holders[place].append(value)
+
+    def _forget_copy(self, place: int) -> None:
+        """No copy of a weight lies there any more."""
+        if place in self._copied:
+            self._copied.discard(place)
+            self._parameters.pop(place, None)
+
+    def _copied_name(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> str | None:
+        """Return the name of the weight that a tensor is a copy of; None where it is none."""
+        if len(given) != 1 or len(made) != 1 or given[0].numel() != made[0].numel():
+            return None
+        return self._parameters.get(_storage(given[0]))
 
     def _forget_crossings(self, place: int) -> None:
         """Something new lies there."""
@@ -246,11 +261,16 @@ class Performance(Widened):
             coarse = _coarser(coarse, self._narrowest.get(_storage(tensor)))
             if tensor.dtype.is_floating_point:
                 coarse = _coarser(coarse, tensor.dtype)
+        name = None if written else self._copied_name(_flat((args, kwargs)), _flat(result))
         for tensor in _flat(result):
             place = _storage(tensor)
             earlier = self._producers.get(place, frozenset()) if written else frozenset()
             self._producers[place] = earlier | frozenset(sources)
             self._forget_crossings(place)
+            self._forget_copy(place)
+            if name is not None and place not in self._parameters:
+                self._parameters[place] = name
+                self._copied.add(place)
             if tensor.dtype.is_floating_point:
                 coarse = _coarser(coarse, tensor.dtype)
             if coarse is not None:

@@ -45,7 +45,8 @@ def spread_of(recording: Recording, value: Value) -> Leading | None:
             break
         way.append(source)
     views = recording.views.get(value.index, ())
-    for each in (*way, *views):
+    handed = [each for each in recording.readings.get(value.index, ()) if is_boundary(each.key)]
+    for each in (*way, *views, *handed):
         same = each.tensor.shape[-1:] == value.tensor.shape[-1:]
         if same and each.tensor.numel() == value.tensor.numel() and each.tensor.ndim > 2:
             return tuple(size for size in each.tensor.shape[:-1] if size > 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from brickline.checking.op_kinds import CREATING
 from brickline.checking.pairing import is_boundary
 from brickline.checking.recording import Recording, Value
 from brickline.checking.stage import INPUT, OPERAND, Key
@@ -44,6 +45,18 @@ def segments_of(
         done.add(key)
         if whole:
             known.add(origin)
+            done.update(_shown_whole(recording, recording.by_key[key]))
+
+
+def _shown_whole(recording: Recording, value: Value) -> Iterator[Key]:
+    """Yield the keys of what a view shows all of: whoever reads it does not read the view."""
+    current = value
+    while current.view and len(current.inputs) == 1:
+        source = recording.by_index.get(current.inputs[0])
+        if source is None or source.tensor.numel() != value.tensor.numel():
+            return
+        yield source.key
+        current = source
 
 
 def segment_of(recording: Recording, key: Key, compared: Collection[Key]) -> list[Value]:
@@ -103,7 +116,7 @@ def modules_of(
     # Where nothing was computed, those who handed the value on are asked.
     chosen = working or [each for each in segment if not each.view] or segment[-1:]
     # What is made from nothing, such as a mask of ones, comes last: it is hardly ever wrong.
-    chosen.sort(key=lambda each: each.index in constants)
+    chosen.sort(key=lambda each: (each.index in constants, each.key.op in CREATING))
     paths: list[str] = []
     for value in chosen:
         path = away.get((value.key.path, value.key.call), path_of(value))

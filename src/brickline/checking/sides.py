@@ -7,7 +7,7 @@ so that what is compared is arithmetic on the same numbers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +115,8 @@ def _wanted_dtypes(
     theirs = dict((*candidate.named_parameters(), *candidate.named_buffers()))
     ours = dict((*reference.named_parameters(), *reference.named_buffers()))
     buffers = {name for name, _ in reference.named_buffers()}
+    # What the candidate keeps in another dtype, such as a router, it keeps so under any name.
+    apart = [each for each in theirs.values() if each.dtype not in (work, torch.float64)]
     wanted: dict[str, torch.dtype] = {}
     for name, tensor in ours.items():
         if not tensor.dtype.is_floating_point:
@@ -123,16 +125,16 @@ def _wanted_dtypes(
         if partner is not None and partner.shape == tensor.shape:
             if partner.dtype.is_floating_point:
                 wanted[name] = partner.dtype
-        elif name in buffers and (like := _like(tensor, candidate)) is not None:
-            wanted[name] = like.dtype
         else:
-            wanted[name] = work
+            like = _like(tensor, candidate.buffers()) if name in buffers else None
+            like = _like(tensor, apart) if like is None else like
+            wanted[name] = work if like is None else like.dtype
     return wanted
 
 
-def _like(tensor: torch.Tensor, candidate: torch.nn.Module) -> torch.Tensor | None:
-    """Return the candidate's buffer with the same shape and nearly the same contents."""
-    for other in candidate.buffers():
+def _like(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """Return one of the candidate's tensors with the same shape and nearly the same contents."""
+    for other in others:
         if other.shape == tensor.shape and other.dtype.is_floating_point:
             left, right = tensor.detach().double().cpu(), other.detach().double().cpu()
             if torch.allclose(left, right, rtol=1e-2, atol=1e-6):

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from brickline.checking.blaming import odd_modules
 from brickline.checking.facts import Fact
-from brickline.checking.pairing import WeightEvidence
+from brickline.checking.op_kinds import CONTRACTIONS
+from brickline.checking.pairing import WeightEvidence, is_boundary
 from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import is_handed, path_of, writers_of
 from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key
@@ -27,6 +29,8 @@ ALIKE = 0.03
 """What is wrong is a constant, or a multiple of what is right, up to this part of itself."""
 ADDING = frozenset({"aten::addmm", "aten::linear", "aten::convolution", *SUMS})
 """Operations that may add a constant to every row."""
+TURNED = 0.9
+"""Rows with a cosine below it point elsewhere."""
 PUTTING = frozenset({"aten::cat", "aten::stack", *SUMS})
 """Operations that put a weight beside other values or on top of them."""
 SCALING = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
@@ -101,7 +105,8 @@ def _difference(fact: Fact) -> torch.Tensor | None:
 def clear_the_right(
     guilty: list[Fact],
     working: Mapping[int, list[Value]],
-    cleared: Collection[str],
+    weights: WeightEvidence,
+    alike: Collection[str],
     modules: Mapping[str, Any],
     recording: Recording,
 ) -> None:
@@ -110,23 +115,64 @@ def clear_the_right(
     Args:
         guilty: What is wrong, each with the modules that had a hand in it.
         working: The values that may be wrong, by the `id` of each.
-        cleared: Modules that do nothing but multiply with weights that the reference holds too.
+        weights: What the modules' weights say of them.
+        alike: Modules whose weights the reference uses in the same operations.
         modules: The candidate's modules by path.
         recording: What the candidate made.
     """
     asked = [each for each in guilty if not _speaks_for_itself(each, working[id(each)])]
-    busy = {path for each in asked for path in each.modules if path in cleared}
+    busy = {path for each in asked for path in each.modules if path in weights.cleared}
     right = {each for each in busy if _multiplies(modules[each], each, recording)}
+    same = {each for each in alike if each in weights.held and _does_one_thing(each, recording)}
     alone = {each.modules[0] for each in asked if len(each.modules) == 1}
     for fact in asked:
         if len(fact.modules) > 1 and not alone.isdisjoint(fact.modules):
             continue
-        left = dict.fromkeys(
-            other
-            for path in fact.modules
-            for other in ((path,) if path not in right else _handing(path, working[id(fact)]))
-        )
+        cleared = right | (same if _is_turned(fact) else set())
+        only = cleared.issuperset(fact.modules)
+        left: dict[str, None] = {}
+        for path in fact.modules:
+            if path in cleared:
+                left.update(dict.fromkeys(_handing(path, working[id(fact)], recording, alone=only)))
+            else:
+                left[path] = None
+        if fact.modules[0] in cleared and len(fact.modules) == 1 and _is_factor(fact):
+            left = dict.fromkeys(_without_a_factor(fact, recording)) or left
         fact.modules = tuple(left) or fact.modules
+
+
+def _without_a_factor(fact: Fact, recording: Recording) -> list[str]:
+    """Return the first of those that called a module that does other things than its like."""
+    odd = odd_modules(recording)
+    call = fact.key[:2]
+    while call in recording.callers:
+        call = recording.callers[call]
+        if call[0] in odd:
+            return [call[0]]
+    return []
+
+
+def _does_one_thing(path: str, recording: Recording) -> bool:
+    """Whether a module is one operation that is no product, such as a norm of torch."""
+    made = [
+        each.key.op
+        for each in recording.values
+        if each.key.path == path
+        and not each.view
+        and not is_boundary(each.key)
+        and not each.key.out
+    ]
+    return len(set(made)) == 1 and made[0] not in CONTRACTIONS
+
+
+def _is_turned(fact: Fact) -> bool:
+    """Whether rows point elsewhere than they should: no other constant of a norm does that."""
+    if fact.actual is None or fact.exact is None or fact.exact.ndim < 2:
+        return False
+    ours = fact.actual.to(fact.exact.device).double().flatten(0, -2)
+    right = fact.exact.double().flatten(0, -2)
+    cosines = torch.cosine_similarity(ours, right, dim=-1)
+    return bool(cosines.isfinite().all()) and float(cosines.median()) < TURNED
 
 
 def _multiplies(module: Any, path: str, recording: Recording) -> bool:
@@ -148,8 +194,11 @@ def _multiplies(module: Any, path: str, recording: Recording) -> bool:
     return False
 
 
-def _handing(path: str, accused: list[Value]) -> tuple[str, ...]:
-    """Return who handed a module what it multiplies, where that is not known to be right."""
+def _handing(path: str, accused: list[Value], recording: Recording, alone: bool) -> tuple[str, ...]:
+    """Return who handed a module what it multiplies, where that is not known to be right.
+
+    Beside others who did something, only who rearranged what was right is asked.
+    """
     by_index = {each.index: each for each in accused}
     for value in accused:
         if value.key.path != path or not is_handed(value.key):
@@ -160,7 +209,9 @@ def _handing(path: str, accused: list[Value]) -> tuple[str, ...]:
                 break
             value = source
         giver = path_of(value)
-        return () if giver == path else (giver,)
+        made = [recording.by_index[each].tensor.shape for each in value.inputs]
+        as_it_is = made == [value.tensor.shape]
+        return () if giver == path or (as_it_is and not alone) else (giver,)
     return ()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ from brickline.checking.weight_uses import SUMS
 
 RUN = 8
 """So many numbers in a row are no coincidence."""
+FAR = 1 << 32
+"""More rows than a weight has."""
 SOME = 0.25
 """A weight of which so many rows are held, but not all, was changed, not made of others."""
 MOST_PLACES = 32
@@ -79,8 +81,17 @@ def modules_by_weights(
         for place in places:
             owners[place].add(path)
     # What the reference holds once and the candidate twice is in the wrong place once.
-    strange = {path for each in owners.values() if len(each) > 1 for path in each}
+    twice = {path for each in owners.values() if len(each) > 1 for path in each}
+    strange = _out_of_line(twice, seen) or twice
     strange |= _read_otherwise(seen, ours)
+    factors = _Factors(ours, theirs)
+    for name, folded_alike in factors.told({each for each, places in seen.items() if places}):
+        path = name.rpartition(".")[0]
+        if folded_alike:
+            held[path].remove(False)
+            intact[path] = [True]
+        else:
+            strange.add(path)
     strange |= {name.rpartition(".")[0] for name in misfolded}
     found = {path for path, each in held.items() if all(each)} - strange
     families: defaultdict[str, set[str]] = defaultdict(set)
@@ -97,13 +108,96 @@ def modules_by_weights(
     folded = {name.rpartition(".")[0] for name in scaled}
     # Weights of a norm may be a part of others on the other side.
     unfound = {path for path, each in intact.items() if not all(each)}
-    return WeightEvidence(found & set(plain), strange, unfound - folded - changed)
+    return WeightEvidence(found & set(plain), strange, found, unfound - folded - changed)
 
 
 def _family(path: str) -> str:
     """Return what a module and those in its place in other layers have in common."""
     above, dot, own = path.rpartition(".")
     return re.sub(r"\d+", "*", above) + dot + ("*" if own.isdigit() else own)
+
+
+def _out_of_line(twice: set[str], seen: Mapping[str, list[Place]]) -> set[str]:
+    """Return those that the reference holds elsewhere, by where it holds those of their like."""
+    lines: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for name, places in seen.items():
+        path, _, own = name.rpartition(".")
+        if places:
+            # Tensors are far apart, rows of one are near each other.
+            line = re.sub(r"\d+(?=\D*$)", "*", path), own
+            lines[line][path] = places[0].tensor * FAR + places[0].row
+    found: set[str] = set()
+    for members in lines.values():
+        if len(members) < 3 or twice.isdisjoint(members):
+            continue
+        paths = sorted(members, key=lambda path: [int(each) for each in re.findall(r"\d+", path)])
+        steps = Counter(members[b] - members[a] for a, b in itertools.pairwise(paths))
+        step = steps.most_common(1)[0][0]
+        starts = {path: members[path] - step * number for number, path in enumerate(paths)}
+        (usual, count), *_ = Counter(starts.values()).most_common(1)
+        if 2 * count > len(members):
+            found |= {path for path, start in starts.items() if start != usual and path in twice}
+    return found
+
+
+class _Factors:
+    """By which factors the rows of one side's weights are multiples of the other's."""
+
+    def __init__(
+        self, ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._ours = {name: each for name, each in ours.items() if each.ndim == 2}
+        self._rows: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        for each in theirs.values():
+            if each.ndim == 2:
+                wide = each.detach().double().cpu()
+                self._rows[each.shape[1]].append(wide)
+                self._rows[each.shape[0]].append(wide.t())
+
+    def told(self, found: Collection[str]) -> Iterator[tuple[str, bool]]:
+        """Yield the weights that are not found, or are unlike their like.
+
+        With each whether its factors are those of most of its like.
+        """
+        families: defaultdict[tuple[str, str, torch.Size], list[str]] = defaultdict(list)
+        for name, each in self._ours.items():
+            path, _, own = name.rpartition(".")
+            families[_family(path), own, each.shape].append(name)
+        for names in families.values():
+            if len(names) < 2 or all(name in found for name in names):
+                continue
+            factors = {name: self._of(name, name in found) for name in names}
+            known = [each for each in factors.values() if each is not None]
+            if 2 * len(known) <= len(names):
+                continue
+            usual = torch.stack(known).median(0).values
+            alike = {
+                name: each is not None and bool(((each - usual).abs() <= 0.01 * usual.abs()).all())
+                for name, each in factors.items()
+            }
+            if 2 * sum(alike.values()) > len(names):
+                yield from (
+                    (name, alike[name]) for name in names if not alike[name] or name not in found
+                )
+
+    def _of(self, name: str, found: bool) -> torch.Tensor | None:
+        """Return the factors of some rows; None where one is no multiple of any."""
+        wide = self._ours[name].detach().double().cpu()
+        rows = wide[:: max(len(wide) // MOST_PLACES, 1)][:MOST_PLACES]
+        if found:
+            return torch.ones(len(rows), dtype=torch.float64)
+        choices = self._rows.get(wide.shape[1])
+        if not choices:
+            return None
+        others = torch.cat(choices)
+        sizes = others.norm(dim=1).clamp_min(1e-300)
+        along = (rows @ others.t()) / sizes
+        best = along.abs().argmax(1)
+        own = along.gather(1, best[:, None])[:, 0]
+        near = max(4 * float(torch.finfo(self._ours[name].dtype).eps), 1e-6)
+        if bool((own.abs() < (1 - near) * rows.norm(dim=1)).any()):
+            return None
+        return own / sizes[best]
 
 
 def _read_otherwise(seen: Mapping[str, list[Place]], ours: Mapping[str, torch.Tensor]) -> set[str]:

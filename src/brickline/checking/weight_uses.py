@@ -42,7 +42,8 @@ class Use:
         """What the module is called with, where the weight's work is all that it does."""
         self.partial = False
         """Whether it stands for several products with parts of the weight."""
-        self.adds = value.key.op in SUMS
+        self.op = value.key.op
+        self.adds = self.op in SUMS
         """Whether the weight is added to something, rather than multiplied with or looked up."""
         self.shape = (value.tensor.shape[-1:], operand and operand.tensor.shape[-1:])
 
