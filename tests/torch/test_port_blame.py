@@ -302,3 +302,152 @@ def test_weights_of_which_some_rows_are_found_were_changed() -> None:
     other = _random(16, 12, seed=5)
     assert modules_by_weights(set(), {"w.weight": changed}, {"a": weight}).unfound == {"w"}
     assert not modules_by_weights(set(), {"w.weight": other}, {"a": weight}).unfound
+
+
+def test_factors_that_all_layers_share_are_no_slip() -> None:
+    theirs = {f"x{n}": _random(16, 12, seed=n) for n in range(4)}
+    folded = {f"h.{n}.w.weight": each * 0.3 for n, each in enumerate(theirs.values())}
+    plain = {f"h.{n}.w" for n in range(4)}
+    assert modules_by_weights(plain, folded, theirs).cleared == plain
+    folded["h.2.w.weight"] = theirs["x2"]
+    found = modules_by_weights(plain, folded, theirs)
+    assert found.odd == {"h.2.w"}
+    assert found.cleared == plain - {"h.2.w"}
+
+
+def test_of_two_that_hold_the_same_the_one_out_of_line_is_odd() -> None:
+    stacked = _random(6, 8, 12)
+    ours = {f"experts.{n}.w.weight": stacked[n] for n in range(6)}
+    ours["experts.3.w.weight"] = stacked[2]
+    assert modules_by_weights(set(), ours, {"w": stacked}).odd == {"experts.3.w"}
+
+
+# --- Layouts and copies ---------------------------------------------------------------------------
+
+
+class _TimeFirst(nn.Module):
+    """The layers of a `_Side` stack, with places before the batch and one product in."""
+
+    def __init__(self, of: _Stack) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(_Merged(each) for each in of.blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1).contiguous()
+        for layer in self.h:
+            x = layer(x)
+        return x.transpose(0, 1)
+
+
+def test_places_before_the_batch_hide_no_fault(sides: tuple[_Stack, _Stack]) -> None:
+    side = sides[0]
+    port = _TimeFirst(side)
+    x = _random(3, 5, WIDTH)
+    assert bl.check(port, x, reference=side)
+    port.h[1].act = functional.silu
+    assert _named(port, side, x) == ["h.1"]
+
+
+class _Gains(nn.Module):
+    """A norm whose gains are widened, and a layer; perhaps the norm is called twice."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        super().__init__()
+        self.add_module(names[0], nn.RMSNorm(WIDTH))
+        self.add_module(names[1], nn.Linear(WIDTH, WIDTH))
+        self.norm, self.way = getattr(self, names[0]), getattr(self, names[1])
+
+    def normed(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+        return (wide * self.norm.weight.float()).to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.way(self.normed(x)))
+
+
+def test_a_weight_in_another_dtype_is_the_same_weight() -> None:
+    torch.manual_seed(0)
+    ours, theirs = _Gains(("ln", "fc")).bfloat16(), _Gains(("gain", "proj")).bfloat16()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        nn.init.normal_(mine)
+        other.data = mine.data.clone()
+    x = _random(4, WIDTH).bfloat16()
+    assert bl.check(ours, x, reference=theirs)
+    ours.fc.bias.data += 0.5
+    assert _named(ours, theirs, x) == ["fc"]
+
+
+# --- Recurrent layers -----------------------------------------------------------------------------
+
+
+class _Speaker(nn.Module):
+    """Looks up, and hands what it found to layers of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(31, WIDTH)
+        self.rnn = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+        self.head = nn.Linear(WIDTH, 31)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.rnn(self.table(tokens))[0])
+
+
+class _Step1(nn.Module):
+    """One layer, step by step; both biases are one."""
+
+    def __init__(self, of: nn.LSTM, layer: int) -> None:
+        super().__init__()
+        bias = getattr(of, f"bias_ih_l{layer}") + getattr(of, f"bias_hh_l{layer}")
+        self.inward = _linear(getattr(of, f"weight_ih_l{layer}"), bias)
+        self.across = nn.Parameter(getattr(of, f"weight_hh_l{layer}").detach().t().clone())
+
+    def shown(self, gate: Tensor, cell: Tensor) -> Tensor:
+        return gate * torch.tanh(cell)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given, made = self.inward(x), []
+        h = c = torch.zeros_like(x[:, 0])
+        for step in range(x.shape[1]):
+            i, f, g, o = (given[:, step] + h @ self.across).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = self.shown(torch.sigmoid(o), c)
+            made.append(h)
+        return torch.stack(made, 1)
+
+
+class _Stepper(nn.Module):
+    def __init__(self, of: _Speaker) -> None:
+        super().__init__()
+        self.wte, self.out = copy.deepcopy(of.table), copy.deepcopy(of.head)
+        self.stack = nn.ModuleList(_Step1(of.rnn, layer) for layer in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens)
+        for layer in self.stack:
+            x = layer(x)
+        return self.out(x)
+
+
+@pytest.fixture
+def speaker() -> _Speaker:
+    torch.manual_seed(0)
+    return _Speaker()
+
+
+def test_recurrent_layers_after_a_table_are_checked(speaker: _Speaker) -> None:
+    tokens = torch.arange(14).reshape(2, 7)
+    candidate = copy.deepcopy(speaker)
+    assert bl.check(candidate, tokens, reference=speaker)
+    candidate.rnn.weight_hh_l1.data[3] *= 1.5
+    assert _named(candidate, speaker, tokens) == ["rnn"]
+
+
+def test_a_port_that_steps_by_hand_is_checked(speaker: _Speaker) -> None:
+    tokens = torch.arange(14).reshape(2, 7)
+    candidate = _Stepper(speaker)
+    assert bl.check(candidate, tokens, reference=speaker)
+    assert bl.check(speaker, tokens, reference=candidate)
+    candidate.stack[1].shown = lambda gate, cell: gate * cell
+    assert _named(candidate, speaker, tokens) == ["stack.1"]

@@ -139,6 +139,7 @@ class _Search:
         self.weights = candidate.weights
         self._usual = _usual_orders(self.weights)
         self._widths = (_widths(candidate), _widths(reference))
+        self._recurrent = (_recurrent(candidate), _recurrent(reference))
         self._used: set[Key] = set()
 
     def keep_roots(self, by_key: Pairing) -> None:
@@ -155,8 +156,8 @@ class _Search:
 
     def by_weights(self) -> None:
         """Pair what is made with the same weights, and what those weights are multiplied with."""
-        ours = uses_of(self.ours, self.weights.ours, self._widths[0])
-        theirs = uses_of(self.theirs, self.weights.theirs, self._widths[1])
+        ours = uses_of(self.ours, self.weights.ours, self._widths[0], self._recurrent[0])
+        theirs = uses_of(self.theirs, self.weights.theirs, self._widths[1], self._recurrent[1])
         for name, other in self.weights.whole.items():
             for mine, right in zip(ours.get(name, ()), theirs.get(other, ()), strict=False):
                 self._pair_use(mine, right)
@@ -385,6 +386,12 @@ class _Search:
             if found is not None and (best is None or found[1] < best[0]):
                 best = (found[1], Part(mine.key, fit=found[0], near=2 * _near(mine)))
         return None if best is None else best[1]
+
+
+def _recurrent(side: Side) -> set[str]:
+    """Return the paths of torch's recurrent layers: they add biases where nobody else does."""
+    modules = side.stage.modules
+    return {path for path, each in modules.items() if isinstance(each, torch.nn.RNNBase)}
 
 
 def _widths(side: Side) -> dict[str, int]:

@@ -334,7 +334,7 @@ def _is_same_logic(apart: Ratios, fact: Fact, coarse: torch.dtype) -> bool:
     """
     if apart.z <= 1:
         return True
-    together = apart.relative_l2 <= unit_roundoff(coarse) / 2 and apart.rmse <= 1
+    together = apart.relative_l2 <= unit_roundoff(coarse) and apart.rmse <= 1
     return together and fact.ratios.z <= EXCUSED_RATIO
 
 

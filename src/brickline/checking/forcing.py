@@ -51,6 +51,7 @@ def perform(
         views=views,
         listener=listener,
         parameters=side.parameters,
+        in_steps=True,
     )
     ready = call.copied(device=side.device, wide=wide)
     if call.dice is not None:

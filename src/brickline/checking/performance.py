@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from brickline.checking.op_kinds import CONTRACTIONS, PASSING, SHAPED
 from brickline.checking.recording import Listener, Operation, Recording, Value
+from brickline.checking.recurrent import Recurrent
 from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key, Stage, is_compiled
 from brickline.oracle.widen import Widened, is_view, written_arguments
@@ -36,6 +37,7 @@ class Performance(Widened):
         keep: bool = True,
         views: bool = False,
         parameters: Mapping[int, str] | None = None,
+        in_steps: bool = False,
     ) -> None:
         super().__init__()
         self.stage = stage
@@ -61,8 +63,7 @@ class Performance(Widened):
         """What a call was given by its caller, and the tensors that it got in their place."""
         self._written: set[int] = set()
         """Where something was written while such calls were at work."""
-        self._recurrent: dict[int, Any] = {}
-        """Weights of recurrent layers at work, as they were."""
+        self._recurrent = Recurrent(wide=wide, in_steps=in_steps)
         self._quiet = False
         self._starved: set[int] = set()
         """Values that are less exact than float64, because memory ran out."""
@@ -312,14 +313,15 @@ class Performance(Widened):
             for paused in self._paused:
                 paused.close()
             self._paused.clear()
+            self._recurrent.close()
             stage.on_leave = stage.on_enter = None
             self.recording.callers = stage.callers
             self.recording.narrow_ops |= self.narrow_ops
 
     def _enter(self, path: str, call: int, args: Any, kwargs: Any) -> Any:
         given = self._boundary(Key(path, call, INPUT, 0), (args, kwargs))
-        if self.wide:
-            self._widen_recurrent(self.stage.modules[path])
+        if self._recurrent.enter(self.stage.modules[path]):
+            given = self._widened((args, kwargs) if given is None else given)
         if is_compiled(self.stage.modules[path]):
             paused = ExitStack()
             paused.enter_context(_disable_current_modes())
@@ -329,9 +331,7 @@ class Performance(Widened):
     def _leave(self, path: str, call: int, output: Any) -> Any:
         if is_compiled(self.stage.modules[path]) and self._paused:
             self._paused.pop().close()
-        module = self.stage.modules[path]
-        if id(module) in self._recurrent:
-            module._flat_weights = self._recurrent.pop(id(module))
+        self._recurrent.leave(self.stage.modules[path])
         self._hand_back(path, call)
         return self.returned(path, call, output)
 
@@ -352,13 +352,14 @@ class Performance(Widened):
             self._producers[place] = self._producers.get(place, frozenset()) | made
             self._forget_crossings(place)
 
-    def _widen_recurrent(self, module: Any) -> None:
-        """Give a recurrent layer wide weights: it refuses inputs of another dtype by itself."""
-        if isinstance(module, torch.nn.RNNBase) and id(module) not in self._recurrent:
-            self._recurrent[id(module)] = module._flat_weights
-            module._flat_weights = [
-                each if each is None else each.detach().double() for each in module._flat_weights
-            ]
+    def _widened(self, given: Any) -> Any:
+        """Return wide inputs: what was only looked up may be as narrow as the table."""
+        flat, shape = tree_flatten(given)
+        for number, tensor in enumerate(flat):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype.is_floating_point:
+                flat[number] = wide = tensor.double()
+                self._producers[_storage(wide)] = frozenset(self._made_from(tensor))
+        return tree_unflatten(flat, shape)
 
     def settle(self) -> None:
         """Copy nothing more: the call is over and its values are the driver's to change."""

@@ -23,6 +23,8 @@ from brickline.checking.weight_uses import SUMS
 
 RUN = 8
 """So many numbers in a row are no coincidence."""
+MOST_BIASES = 256
+"""Of more weights of one size it is not asked which two of them another is the sum of."""
 FAR = 1 << 32
 """More rows than a weight has."""
 SOME = 0.25
@@ -84,6 +86,11 @@ def modules_by_weights(
     twice = {path for each in owners.values() if len(each) > 1 for path in each}
     strange = _out_of_line(twice, seen) or twice
     strange |= _read_otherwise(seen, ours)
+    summed = _sums_of_two(ours, theirs, seen)
+    for name in summed:
+        held[name.rpartition(".")[0]].remove(False)
+    # Two biases are added on purpose; where others are, one of them alone is not.
+    strange |= {name.rpartition(".")[0] for name in _of_their_like(ours, summed) - summed}
     factors = _Factors(ours, theirs)
     for name, folded_alike in factors.told({each for each, places in seen.items() if places}):
         path = name.rpartition(".")[0]
@@ -138,6 +145,39 @@ def _out_of_line(twice: set[str], seen: Mapping[str, list[Place]]) -> set[str]:
         if 2 * count > len(members):
             found |= {path for path, start in starts.items() if start != usual and path in twice}
     return found
+
+
+def _sums_of_two(
+    ours: Mapping[str, torch.Tensor],
+    theirs: Mapping[str, torch.Tensor],
+    seen: Mapping[str, list[Place]],
+) -> set[str]:
+    """Return the weights of one dimension that are the sum of two of the reference's."""
+    rows: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+    for each in theirs.values():
+        if each.ndim == 1 and len(each) >= RUN:
+            rows[len(each)].append(each.detach().double().cpu())
+    found: set[str] = set()
+    for name, each in ours.items():
+        known = rows.get(len(each), []) if each.ndim == 1 and not seen[name] else []
+        if not 1 < len(known) <= MOST_BIASES:
+            continue
+        wide, others = each.detach().double().cpu(), torch.stack(known)
+        apart = torch.cdist((wide - others)[None], others[None])[0]
+        near = 4 * float(torch.finfo(each.dtype).eps) * others.norm(dim=1).max()
+        if bool((apart <= near).any()) and bool(wide.norm() > near):
+            found.add(name)
+    return found
+
+
+def _of_their_like(ours: Mapping[str, torch.Tensor], names: Collection[str]) -> set[str]:
+    """Return the weights in the places of some, in this or other layers."""
+    places = {(_family(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
+    return {
+        name
+        for name in ours
+        if (_family(name.rpartition(".")[0]), name.rpartition(".")[2]) in places
+    }
 
 
 class _Factors:

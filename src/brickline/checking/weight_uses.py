@@ -7,7 +7,7 @@ the whole makes. Knows one side only; `alignment` pairs the two.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from brickline.checking.op_kinds import CONTRACTIONS
 from brickline.checking.pairing import is_boundary
@@ -100,7 +100,10 @@ class Use:
 
 
 def uses_of(
-    recording: Recording, copies: Mapping[str, str], widths: Mapping[str, int]
+    recording: Recording,
+    copies: Mapping[str, str],
+    widths: Mapping[str, int],
+    apart: Collection[str] = (),
 ) -> dict[str, list[Use]]:
     """Return the operations that use each weight, in order; biases come with their weights.
 
@@ -108,6 +111,7 @@ def uses_of(
         recording: The values of one side.
         copies: Weights that are copies of another, to that one: they count as one.
         widths: How many numbers each weight holds.
+        apart: Paths of modules that are left out.
     """
     found: defaultdict[str, list[Use]] = defaultdict(list)
     waiting: dict[tuple[str, int], Value] = {}
@@ -116,6 +120,8 @@ def uses_of(
             waiting[value.key.path, value.key.call] = value
             continue
         if value.view or is_boundary(value.key) or not value.parameters or value.key.out:
+            continue
+        if value.key.path in apart:
             continue
         if not value.tensor.dtype.is_floating_point:
             continue
