@@ -26,8 +26,11 @@ NOT_NAMED = (
     ("models of transformers", ("transformers",), 10.0),
     ("held out at first, mended since", ("held out",), 10.0),
     ("unseen decode loops and callables, mended since", ("unseen drives",), 10.0),
-    ("unseen ports, mended since", ("unseen ports", "unseen again"), 10.0),
-    ("unseen ports, not mended", ("unseen third", "unseen fourth"), 10.0),
+    (
+        "unseen ports, mended since",
+        ("unseen ports", "unseen again", "unseen third", "unseen fourth"),
+        10.0,
+    ),
 )
 
 

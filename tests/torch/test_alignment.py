@@ -150,7 +150,9 @@ def test_one_module_that_explains_all_is_blamed() -> None:
 
 def test_the_first_of_many_is_not_blamed() -> None:
     recording = _recording((_op("a"), ()))
-    assert not blame([_wrong("a", "b")], recording)
+    both = [_wrong("a", "b")]
+    assert not blame(both, recording)
+    assert both[0].notes["equals"] == ["b"]
     assert len(blame([_wrong("a", "b", "c")], recording)) == 1
     assert not blame([_wrong("a", "b", "c")], recording, WeightEvidence(odd={"b"}))
 

@@ -323,15 +323,16 @@ class _Search:
     def _usual_order(self, name: str, reference: str, order: torch.Tensor) -> np.ndarray | None:
         """Return the order of rows in other layers, or else in other parts of a layer.
 
-        It begins where the order that was found begins.
+        That of another part begins where the order that was found begins.
         """
         families = _family(name), _family(reference)
-        for place in (families, (families[0], _kind(reference))):
+        first = int(order.min())
+        for place, start in ((families, 0), ((families[0], _kind(reference)), first)):
             usual = self._usual.get(place)
             if usual is not None and len(usual) == len(order):
-                return usual + int(order.min())
+                return usual + start
         in_order = (families[0], IN_ORDER) in self._usual
-        return np.arange(len(order)) + int(order.min()) if in_order else None
+        return np.arange(len(order)) + first if in_order else None
 
     # Rows
 
@@ -416,16 +417,17 @@ def _usual_orders(weights: WeightMap) -> dict[tuple[str, str], np.ndarray]:
     seen: defaultdict[tuple[str, str], Counter[tuple[int, ...]]] = defaultdict(Counter)
     for name, rows in (*weights.rows.items(), *weights.inverse.items()):
         for each in rows:
-            rank = tuple((each.ours[each.theirs.argsort()] - each.ours.min()).tolist())
-            if rank == tuple(range(len(rank))):
+            order = each.ours[each.theirs.argsort()]
+            part = tuple((order - order.min()).tolist())
+            if part == tuple(range(len(part))):
                 seen[_family(name), IN_ORDER][()] += 1
-            seen[_family(name), _family(each.reference)][rank] += 1
-            seen[_family(name), _kind(each.reference)][rank] += 1
+            seen[_family(name), _family(each.reference)][tuple(order.tolist())] += 1
+            seen[_family(name), _kind(each.reference)][part] += 1
     found: dict[tuple[str, str], np.ndarray] = {}
     for families, orders in seen.items():
-        order, count = orders.most_common(1)[0]
+        usual, count = orders.most_common(1)[0]
         if count > 1:
-            found[families] = np.array(order)
+            found[families] = np.array(usual)
     return found
 
 

@@ -25,7 +25,7 @@ CROWD = 3
 def blame(
     guilty: Sequence[Fact], recording: Recording, weights: WeightEvidence | None = None
 ) -> list[Fact]:
-    """Put the module to blame first among each fact's modules.
+    """Put the module to blame first among each fact's modules; note those that are as likely.
 
     Args:
         guilty: What is wrong, each with the modules that had a hand in it.
@@ -59,7 +59,9 @@ def blame(
         chosen = max(counts, key=lambda path: (*ranks[path], -order[path]))
         for fact in [each for each in waiting if chosen in each.modules]:
             others = tuple(path for path in fact.modules if path != chosen)
-            if sum(ranks.get(path) == ranks[chosen] for path in others) >= CROWD - 1:
+            equals = [path for path in others if ranks.get(path) == ranks[chosen]]
+            fact.notes["equals"] = equals
+            if len(equals) >= CROWD - 1:
                 unsure.append(fact)
             fact.modules = (chosen, *others)
             waiting.remove(fact)

@@ -125,6 +125,7 @@ class _Writer:
                 "positions_wrong": len({each.number for each, _ in facts}),
                 "repaired_to": None if shares is None else shares.repaired.get(path),
                 "alternatives": [stage.display(each) for each in worst.modules[1:]],
+                "as_likely": [stage.display(each) for each in worst.notes.get("equals", ())],
             },
         )
 
@@ -272,7 +273,9 @@ def _guilty_line(guilty: list[Finding]) -> str:
         share = f"; repairing it removes {_percent(top.share)} of the {of}difference"
     more = f" ({len(guilty) - 1} more)" if len(guilty) > 1 else ""
     backward = " in its backward pass" if top.direction == "backward" else ""
-    return f"{top.name} is wrong{backward}{when}{what}{share}{more}"
+    others = top.evidence.get("as_likely") or ()
+    either = f", or {others[0]} is: nothing tells them apart" if others else ""
+    return f"{top.name} is wrong{backward}{when}{either}{what}{share}{more}"
 
 
 def _percent(share: float) -> str:
