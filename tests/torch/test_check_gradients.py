@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 import brickline as bl  # noqa: E402
 from brickline.checking.backward import NO_PARTNER  # noqa: E402
 
-SOURCE = '''
+SOURCE = """
 import torch
 
 
@@ -55,7 +55,7 @@ class Spelled(torch.nn.Linear):
 
     def forward(self, x):
         return Product.apply(x, self.weight, self.bias, self.fault)
-'''
+"""
 
 
 @pytest.fixture
