@@ -16,7 +16,8 @@ from dataclasses import replace
 from brickline.checking.facts import Fact
 from brickline.checking.pairing import Pairing, Partner, is_boundary, is_end
 from brickline.checking.patching import Shares
-from brickline.checking.stage import Key
+from brickline.checking.stage import OUTPUT, Key
+from brickline.checking.weight_uses import PRODUCTS
 
 MAX_GUESSES = 24
 """How many guessed partners are tried for one call."""
@@ -167,12 +168,28 @@ def _with_guesses(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pair
         wrong = _wrong(facts)
         if not wrong:
             break
-        tried = replace(pairing, partners={**pairing.partners, **guesses})
+        less = _less(pairing, _returned_by(pairing, guesses))
+        tried = replace(less, partners={**less.partners, **guesses})
         found = hold(tried)
         left, keys = _wrong(found), set(guesses)
         if left & keys and len(left - keys) < len(wrong - keys):
             pairing, facts = tried, found
     return pairing, facts
+
+
+def _returned_by(pairing: Pairing, guesses: Mapping[Key, Partner]) -> set[Key]:
+    """Return the partners of what modules return of which something inside is guessed at.
+
+    A module that makes one value has one partner.
+    """
+    calls = {part.key[:2] for each in guesses.values() for part in each.parts if part.key.path}
+    return {
+        key
+        for key, partner in pairing.partners.items()
+        if key not in guesses
+        and all(part.key.op == OUTPUT and part.key[:2] in calls for part in partner.parts)
+        and all(part.key.op in PRODUCTS for each in guesses.values() for part in each.parts)
+    }
 
 
 def _with_right_guesses(
