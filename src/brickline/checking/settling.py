@@ -182,13 +182,15 @@ def _returned_by(pairing: Pairing, guesses: Mapping[Key, Partner]) -> set[Key]:
 
     A module that makes one value has one partner.
     """
-    calls = {part.key[:2] for each in guesses.values() for part in each.parts if part.key.path}
+    guessed = [part.key for each in guesses.values() for part in each.parts]
+    if any(key.op not in PRODUCTS for key in guessed):
+        return set()
+    calls = {key[:2] for key in guessed if key.path}
     return {
         key
         for key, partner in pairing.partners.items()
         if key not in guesses
         and all(part.key.op == OUTPUT and part.key[:2] in calls for part in partner.parts)
-        and all(part.key.op in PRODUCTS for each in guesses.values() for part in each.parts)
     }
 
 

@@ -7,7 +7,7 @@ it its input may not be. Weights tell only of those that were at work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,7 @@ def weights_at_work(
     used: set[str] = set()
     for fact in guilty:
         # What is added to everything makes everything wrong alike.
-        added = _is_constant(fact, _each_first)
+        added = _is_constant(_difference(fact))
         for value in working[id(fact)]:
             if added is not False or value.key.op not in PUTTING:
                 used.update(name.rpartition(".")[0] for name in value.parameters)
@@ -54,9 +54,10 @@ def weights_at_work(
 
 def _speaks_for_itself(fact: Fact, accused: list[Value]) -> bool:
     """Blame who adds a constant or multiplies by a number, if only that is wrong."""
-    if len(fact.modules) < 2 or fact.actual is None or fact.exact is None:
+    wrong = _difference(fact)
+    if len(fact.modules) < 2 or wrong is None or not wrong.ndim:
         return False
-    if _is_constant(fact, _each_row):
+    if _is_constant(wrong.reshape(-1, wrong.shape[-1])):
         makers = [each for each in accused if each.key.op in ADDING and each.parameters]
     elif _is_factor(fact):
         makers = [each for each in accused if each.key.op in SCALING and len(each.inputs) == 1]
@@ -68,21 +69,11 @@ def _speaks_for_itself(fact: Fact, accused: list[Value]) -> bool:
     return bool(paths)
 
 
-def _is_constant(fact: Fact, along: Callable[[torch.Tensor], torch.Tensor]) -> bool | None:
+def _is_constant(wrong: torch.Tensor | None) -> bool | None:
     """Whether what is wrong is the same in every row; None where that cannot be told."""
-    wrong = _difference(fact)
-    rows = None if wrong is None or wrong.ndim < 2 else along(wrong)
-    if rows is None or len(rows) < 2:
+    if wrong is None or wrong.ndim < 2 or len(wrong) < 2:
         return None
-    return bool((rows - rows.mean(0)).norm() <= ALIKE * rows.norm())
-
-
-def _each_row(wrong: torch.Tensor) -> torch.Tensor:
-    return wrong.flatten(0, -2)
-
-
-def _each_first(wrong: torch.Tensor) -> torch.Tensor:
-    return wrong
+    return bool((wrong - wrong.mean(0)).norm() <= ALIKE * wrong.norm())
 
 
 def _is_factor(fact: Fact) -> bool:
@@ -183,7 +174,7 @@ def _multiplies(module: Any, path: str, recording: Recording) -> bool:
     given = recording.by_key.get(Key(path, 0, INPUT, 0))
     made = recording.by_key.get(Key(path, 0, OUTPUT, 0))
     if len(matrices) != 1 or given is None or made is None or len(biases) > 1:
-        # Nothing is known against it.
+        # Without a matrix there is no product to make again, and its weights are right.
         return not matrices
     right, near = made.tensor.double(), NEAR * unit_roundoff(made.tensor.dtype)
     for matrix in (matrices[0].t(), matrices[0]):
