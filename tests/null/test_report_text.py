@@ -168,6 +168,16 @@ def test_json_is_versioned_and_has_units():
     assert "budgets" not in profile_document(profile)
 
 
+def test_what_lies_outside_of_bricks_is_unknown_where_they_are_timed_on_a_device():
+    profile = profile_of(decode_part())
+    on_device = replace(
+        profile, bricks=tuple(replace(brick, host_ns=5) for brick in profile.bricks)
+    )
+    host, device = (profile_document(one)["steps"][0] for one in (profile, on_device))
+    assert host["outside_bricks_ns"] >= 0
+    assert device["outside_bricks_ns"] is None
+
+
 def test_csv_has_one_table():
     rows = list(
         csv.DictReader(io.StringIO(profile_csv(profile_of(decode_part().brick(EVIL, [5])))))

@@ -70,7 +70,7 @@ def profile_document(
         "layers": [{"layer": at} | _sums(profile, row) for at, row in profile.layers.items()],
         "phases": [_sums(profile, row) for row in profile.phases.values()],
         "lanes": [_lane(profile, lane) for lane in profile.lanes],
-        "steps": [step_fields(step) for step in profile.steps.values()],
+        "steps": [step_fields(profile, step) for step in profile.steps.values()],
         "tiles": [_tile(profile, tile) for tile in profile.tiles],
         "recording": asdict(profile.recording),
         "facts": {name: _finite(value) for name, value in profile.facts.items()},
@@ -124,15 +124,19 @@ def brick_fields(profile: Profile, row: BrickStats, *, histogram: bool = False) 
     return fields | ({"histogram_ns": row.histogram.to_otlp()} if histogram else {})
 
 
-def step_fields(step: StepStats) -> dict[str, Any]:
-    """Return the steps of one phase."""
+def step_fields(profile: Profile, step: StepStats) -> dict[str, Any]:
+    """Return the steps of one phase.
+
+    Bricks on a device lane lie in no step of the host, so what is outside of bricks is unknown there.
+    """
+    on_device = any(brick.host_ns for brick in profile.bricks)
     return {
         "phase": step.phase,
         "count": step.count,
         "timed": step.stats.timed,
         "tokens": step.tokens,
         "wall_ns": step.wall_ns,
-        "outside_bricks_ns": step.stats.exclusive_ns,
+        "outside_bricks_ns": None if on_device else step.stats.exclusive_ns,
         "us_per_token": step.us_per_token,
         "tokens_per_s": step.tokens_per_s,
         "p50_us": step.stats.p50_ns / 1e3,

@@ -100,7 +100,7 @@ def page_document(
             {"name": row.name, "share": profile.share(row), "count": row.count}
             for row in sorted(profile.categories.values(), key=lambda row: -row.share_ns)
         ],
-        "steps": [_step(step) for step in list(profile.steps.values())[:MAX_LINES]],
+        "steps": [_step(profile, step) for step in list(profile.steps.values())[:MAX_LINES]],
         "heat": layer_heat(profile),
         "roofline": _roofline(profile),
         "tiles": tile_grids(profile),
@@ -236,8 +236,8 @@ def _left_out(profile: Profile) -> dict[str, Any] | None:
     return {"count": len(rest), "share": sum(profile.share(row) for row in rest)}
 
 
-def _step(step: StepStats) -> dict[str, Any]:
-    fields = step_fields(step)
+def _step(profile: Profile, step: StepStats) -> dict[str, Any]:
+    fields = step_fields(profile, step)
     return fields | {
         "phase": named(step.phase),
         "p90_us": step.stats.p90_ns / 1e3,

@@ -111,8 +111,8 @@
         { title: "p99", narrow: false, value: (row) => row.p99_us, show: (row) => time(row.p99_us * 1e3) },
         { title: "Longest", narrow: false, value: (row) => row.max_us, show: (row) => time(row.max_us * 1e3) },
       ];
-      // Where only some bricks of a timed step are timed, this would count the others as none.
-      if (!data.bricks.some(sampled)) columns.push({ title: "In no brick", narrow: false, value: (row) => row.outside_bricks_ns, show: (row) => row.wall_ns ? percent(row.outside_bricks_ns / row.wall_ns) : "", hint: "Time of the steps that is in no brick" });
+      // Where only some bricks of a timed step are timed, this would count the others as none; bricks on a device lie in no step.
+      if (!data.bricks.some(sampled) && data.steps.every((row) => row.outside_bricks_ns !== null)) columns.push({ title: "In no brick", narrow: false, value: (row) => row.outside_bricks_ns, show: (row) => row.wall_ns ? percent(row.outside_bricks_ns / row.wall_ns) : "", hint: "Time of the steps that is in no brick" });
       body.append(table({ label: "Steps by phase", noun: "phases", columns, rows: data.steps, sort: { at: 1 }, open: (row) => el("div", { class: "details" }, largeHistogram(row, `steps of ${row.phase || "no phase"}`)) }).node);
     } });
   };
