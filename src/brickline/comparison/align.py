@@ -230,6 +230,8 @@ def _search_first_call(a: Side, b: Side, position: Ints, partner: Ints, names: I
         # What was learnt from all layers replaces what one of them seemed to say.
         partner[added[names[a.name[added]] != b.name[partner[added]]]] = -1
         _pair_by_place(a, b, position, names, partner)
+        # Other code nests otherwise, so that a name that was learnt may lie in another place.
+        _pair_by_name(a, b, position, names, partner)
         keep_ordered(partner)
 
 
@@ -342,6 +344,7 @@ def _rescue(a: Side, b: Side, position: Ints, names: Ints, partner: Ints) -> Boo
     before = partner >= 0
     _pair_by_place(a, b, position, names, partner)
     _pair_by_name(a, b, position, names, partner)
+    _drop_crossed(a, b, partner, names)
     if _pair_by_contents(a, b, position, names, partner):
         _pair_by_name(a, b, position, names, partner)
     return out_of_order(partner, before)
@@ -380,6 +383,24 @@ def _pair_by_contents(a: Side, b: Side, position: Ints, names: Ints, partner: In
         added.append(int(rows[one]))
         score[one, :] = score[:, two] = -1.0
     return bool(added) and _learn_names(a, b, partner, np.array(added, np.int64), names)
+
+
+def _drop_crossed(a: Side, b: Side, partner: Ints, names: Ints) -> None:
+    """Take back pairs of unlike contents and weights, in modules that are paired with others."""
+    rows = np.flatnonzero(partner >= 0)
+    rows = rows[(a.name[rows] != b.name[partner[rows]]) & (a.parent[rows] >= 0)]
+    above, other = a.parent[rows], b.parent[partner[rows]]
+    back = np.full(len(b), -1, np.int64)
+    back[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
+    crossed = (other >= 0) & (partner[above] >= 0) & (partner[above] != other)
+    crossed &= back[other] >= 0
+    rows = rows[crossed]
+    if len(rows):
+        near = is_near(a, b, rows, partner[rows], first_outputs)
+        owns = first_parameters(a)[rows] >= 0
+        wrong = rows[owns & ~near & ~is_near(a, b, rows, partner[rows], first_parameters)]
+        partner[wrong] = -1
+        names[a.name[wrong]] = a.name[wrong]
 
 
 def _drop_unconfirmed(a: Side, b: Side, partner: Ints) -> None:

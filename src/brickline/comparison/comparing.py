@@ -67,9 +67,9 @@ def compare(candidate: Given, reference: Given) -> DivergenceReport:
         coarse = UNIT_ROUNDOFF["tf32"]
         found.roundoff = np.where(found.roundoff > 0, np.maximum(found.roundoff, coarse), 0.0)
     units = units_of(a, b, alignment, found)
-    suspects = find_suspects(a, b, alignment, found, units)
+    suspects, spared = find_suspects(a, b, alignment, found, units)
     judgement = judge(a, alignment, found, units, suspects)
-    return Report(pair, alignment, found, units, suspects, judgement).report()
+    return Report(pair, alignment, found, units, suspects, judgement, spared).report()
 
 
 def opened(given: Given, role: str) -> Run:

@@ -74,7 +74,8 @@ class Likeness:
         score += SAME_TAIL * (tails_a[:, None] == tails_b[None, :])
         sized = (size_a[:, None] >= 0) & (size_b[None, :] >= 0)
         score += OTHER_SIZE * (sized & (size_a[:, None] != size_b[None, :]))
-        score += OTHER_DEPTH * (self._leaf(a, rows)[:, None] != self._leaf(b, columns)[None, :])
+        uneven = self._leaf(a, rows)[:, None] != self._leaf(b, columns)[None, :]
+        score += OTHER_DEPTH * uneven
         apart = a.direction[rows][:, None] != b.direction[columns][None, :]
         apart |= a.rank[rows][:, None] != b.rank[columns][None, :]
         apart |= a.level[rows][:, None] != b.level[columns][None, :]
@@ -83,6 +84,8 @@ class Likeness:
         shared_a, shared_b = self._shared[a.name[rows]], self._shared[b.name[columns]]
         other = a.name[rows][:, None] != b.name[columns][None, :]
         apart |= other & (shared_a[:, None] | shared_b[None, :]) & (values < SAME_VALUE)
+        # A module is its first child where it puts out the same, not where it owns the same weight.
+        apart |= uneven & (values < SAME_VALUE)
         score[apart] = -1.0
         return np.where(score >= ENOUGH, score, -1.0)
 
@@ -139,3 +142,12 @@ def first_parameters(side: Side) -> Ints:
     at = np.flatnonzero((side.role == 0) & (side.index >= PARAMETER_INDEX))[::-1]
     out[side.owner[at]] = at
     return out
+
+
+def multiplies(side: Side, rows: Ints) -> Bools:
+    """Return which launches multiply by weights and do nothing else."""
+    numbers, at = np.unique(side.type[rows], return_inverse=True)
+    names = [side.words[number] if number >= 0 else "" for number in numbers.tolist()]
+    found = np.array([any(part in name for part in ("Linear", "Conv")) for name in names], bool)
+    products: Bools = found[at.reshape(-1)]
+    return products

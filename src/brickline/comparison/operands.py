@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from brickline.comparison.align import Alignment
 from brickline.comparison.envelope import is_discrete, unit_roundoff
 from brickline.comparison.fused import fused_differences
-from brickline.comparison.likeness import NEAR
+from brickline.comparison.likeness import NEAR, multiplies
 from brickline.comparison.prints import relative_distances, same_bits
 from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Bools, Ints, Side, hashed
 
@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 MOVED = 1.0
 """Relative L2 from which on two tensors with the same sums are taken for one in another layout,
 where code or shapes differ: 1.41 is what unrelated places give."""
+MASKED = 1e30
+"""Largest element from which on a tensor holds a mask."""
 MOST_REPAIRED = 5000
 """Launches whose inputs are paired anew by value."""
 SAME_SUMS = 0.02
@@ -168,14 +170,56 @@ def measure(a: Side, b: Side, alignment: Alignment) -> Differences:
     discrete = np.array([is_discrete(text) for text in a.words.texts], bool)
     incomparable = extra
     delta[extra] = np.nan
+    incomparable |= _masks(a, b, owner, other, delta)
     incomparable[paired] |= discrete[a.dtype[paired]] != discrete[b.dtype[other[paired]]]
     delta[incomparable], same[incomparable] = np.nan, False
+    delta[_drowned(a, b, other, delta, roundoffs)] = np.nan
     coarse = np.zeros(len(a))
     np.maximum.at(coarse, owner, roundoffs[a.dtype])
     np.maximum.at(coarse, owner[paired], roundoffs[b.dtype[other[paired]]])
     return Differences(
         a, other, delta, same, resized, discrete[a.dtype], incomparable, fused, coarse
     )
+
+
+def _masks(a: Side, b: Side, owner: Ints, other: Ints, delta: Floats) -> Bools:
+    """Return which operands are masks: infinities that end where they are used.
+
+    Other code masks with another number, or with booleans. Where all who are given a tensor with
+    infinities and no NaN put out finite numbers, the infinities were meant.
+    """
+    out = np.zeros(len(other), bool)
+    odd = np.flatnonzero(np.isinf(delta) & (other >= 0))
+    odd = odd[(a.print[odd] >= 0) & (b.print[other[odd]] >= 0)]
+    if not len(odd):
+        return out
+    ours, theirs = a.print[odd], b.print[other[odd]]
+    odd = odd[(a.prints.nan[ours] == 0) & (b.prints.nan[theirs] == 0)]
+    seen = a.print >= 0
+    broken = np.zeros(len(a), bool)
+    made = np.flatnonzero(seen & (a.role > 0))
+    broken[owner[made[a.prints.nonfinite[a.print[made]] > 0]]] = True
+    given = seen & (a.role == 0)
+    hashes = np.where(seen, a.prints.hash[a.print, 0], 0)
+    wanted, at = np.unique(hashes[odd], return_inverse=True)
+    used = np.isin(wanted, hashes[given])
+    ends = ~np.isin(wanted, hashes[given & broken[owner]])
+    out[odd] = (used & ends)[at.reshape(-1)]
+    return out
+
+
+def _drowned(a: Side, b: Side, other: Ints, delta: Floats, roundoffs: Floats) -> Bools:
+    """Return which differences lie in small elements beside those of a finite mask.
+
+    One unit in the last place of the mask would be larger; beside it nothing else has a size.
+    """
+    out = np.zeros(len(other), bool)
+    odd = np.flatnonzero((delta > 0) & np.isfinite(delta) & (other >= 0))
+    odd = odd[(a.print[odd] >= 0) & (b.print[other[odd]] >= 0)]
+    masked = b.prints.absmax[b.print[other[odd]]] >= MASKED
+    least = 0.1 * roundoffs[a.dtype[odd]] / np.sqrt(np.maximum(a.elements[odd], 1))
+    out[odd[masked & (delta[odd] < least)]] = True
+    return out
 
 
 def _measure_pairs(
@@ -194,9 +238,9 @@ def _measure_pairs(
     one, two = np.divmod(pairs, count)
     measured = relative_distances(a.prints, one, b.prints, two)
     equal = same_bits(a.prints, one, b.prints, two) | (measured == 0)
-    moved = _moved(a, b, one, two) & (measured > MOVED)
+    laid_otherwise = moved(a, b, one, two) & (measured > MOVED)
     delta[seen], same[seen] = measured[at.reshape(-1)], equal[at.reshape(-1)]
-    _forget_moved(a, b, seen, others, rows, moved[at.reshape(-1)], delta, extra)
+    _forget_moved(a, b, seen, others, rows, laid_otherwise[at.reshape(-1)], delta, extra)
 
 
 def _look_up(
@@ -218,6 +262,8 @@ def _look_up(
     asked = np.flatnonzero(lonely & (a.print >= 0))
     if not len(known) or not len(asked):
         return
+    # Where it was held against several, the nearest of them is its counterpart.
+    known = known[np.argsort(delta[known], kind="stable")]
     hashes, first = np.unique(a.prints.hash[a.print[known], 0], return_index=True)
     wanted = a.prints.hash[a.print[asked], 0]
     place = np.searchsorted(hashes, wanted).clip(0, len(hashes) - 1)
@@ -249,11 +295,25 @@ def _forget_moved(
     # An argument that is another thing in every layer is no counterpart.
     renamed = a.name[rows] != b.name[rows_b]
     unlike = renamed & (a.role[seen] == 0) & (delta[seen] > 0.5) & ~settled
+    # What goes into a product by the same weights has the same role, however unlike it is, unless
+    # other code keeps it in another layout.
+    places = hashed(b.kind[rows_b], a.role[seen], a.index[seen])
+    laid = np.isin(places, places[moved])
+    unlike &= ~_same_weights(a, seen, rows, delta)[rows] | laid
     extra[seen[unlike & (a.index[seen] < PARAMETER_INDEX) & (a.layer[rows] >= 0)]] = True
     delta[seen[foreign & moved & ~settled]] = np.nan
 
 
-def _moved(a: Side, b: Side, one: Ints, two: Ints) -> Bools:
+def _same_weights(a: Side, seen: Ints, rows: Ints, delta: Floats) -> Bools:
+    """Return which launches multiply by the reference's weights and do nothing else."""
+    weights = a.index[seen] >= PARAMETER_INDEX
+    count = np.bincount(rows[weights], minlength=len(a))
+    near = np.bincount(rows[weights & (delta[seen] < SAME_SUMS)], minlength=len(a))
+    held: Bools = (count > 0) & (near == count)
+    return held & multiplies(a, np.arange(len(a)))
+
+
+def moved(a: Side, b: Side, one: Ints, two: Ints) -> Bools:
     """Return which pairs hold about the same elements, at other places: another layout."""
     like = np.ones(len(one), bool)
     for name in ("l1", "l2", "absmax"):
@@ -306,6 +366,10 @@ def _pair_by_value(a: Side, b: Side, alignment: Alignment, other: Ints) -> Bools
             if distance < 0.5 and other[one] < 0 and two not in taken:
                 other[one] = two
                 taken.add(two)
+        # What comes first is what the launch works on, however far it is from the reference's.
+        one, two = int(mine[0]), int(theirs[0])
+        if other[one] < 0 and two not in taken and a.elements[one] == b.elements[two]:
+            other[one] = two
         extra[mine[other[mine] < 0]] = True
     return extra
 

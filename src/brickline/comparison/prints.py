@@ -31,6 +31,7 @@ class Prints:
         self.elements = np.zeros(count, np.int64)
         self.l1, self.l2, self.total = np.zeros(count), np.zeros(count), np.zeros(count)
         self.absmax, self.nonfinite = np.zeros(count), np.zeros(count)
+        self.nan = np.zeros(count)
         at = 0
         for rows in self._chunks():
             here = slice(at, at + len(rows))
@@ -39,7 +40,8 @@ class Prints:
             self.elements[here] = rows["elements"]
             self.l1[here], self.l2[here] = rows["l1"], rows["l2"]
             self.total[here], self.absmax[here] = rows["total"], rows["absmax"]
-            self.nonfinite[here] = rows["nan_count"].astype(float) + rows["inf_count"]
+            self.nan[here] = rows["nan_count"]
+            self.nonfinite[here] = self.nan[here] + rows["inf_count"]
             at += len(rows)
         # One that was announced and never came is a row of zeros; no tensor hashes to that.
         self.taken = self.hash.any(axis=1) | (self.elements > 0)

@@ -17,14 +17,15 @@ from brickline.comparison.conditions import all_recording_facts, recording_facts
 from brickline.comparison.findings import Findings
 from brickline.comparison.judging import ORDER, Judgement, reference_covered
 from brickline.comparison.operands import Differences
-from brickline.comparison.run_pair import RunPair, problems_of, unmatched_launches
+from brickline.comparison.run_pair import RunPair, name_of, problems_of, unmatched_launches
 from brickline.comparison.sides import OP, Side
-from brickline.comparison.suspects import Suspect
-from brickline.comparison.triage import Units
+from brickline.comparison.suspects import Spared, Suspect
+from brickline.comparison.triage import Units, first_update
 from brickline.runs import Run
 from brickline.traces import KernelTrace
 from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict, VerdictTable
 
+DECIDES = "bl.check(candidate, ..., reference=...) decides"
 REPLAY = "brickline check --runs executes each again where tensors were kept"
 
 
@@ -39,10 +40,11 @@ class Report:
         units: Units,
         suspects: list[Suspect],
         judgement: Judgement,
+        spared: Spared | None = None,
     ) -> None:
         self.pair, self.a, self.b = pair, pair.a, pair.b
         self.alignment, self.found, self.units = alignment, found, units
-        self.suspects, self.judgement = suspects, judgement
+        self.suspects, self.judgement, self.spared = suspects, judgement, spared
         self.roots = np.flatnonzero(
             (self.a.parent < 0) & (alignment.partner >= 0) & (self.a.direction == 0)
         )
@@ -222,6 +224,15 @@ class Report:
         problems = problems_of(self.pair)
         if problems:
             return f"no suspect among what could be compared, but {problems[0]}"
+        if self.spared is not None:
+            name = name_of(self.a, int(self.units.blamed[self.spared.unit]))
+            return f"{name} stands out, but {self.spared.reason}; {DECIDES}"
+        update = first_update(self.a, self.found)
+        if update is not None:
+            return (
+                f"weights differ from call {update} on that were the same before: what came of the "
+                f"gradients or the optimiser differs, and no gradient tells whose; {DECIDES}"
+            )
         if not coverage.complete or not reference_covered(self.b, self.alignment).all():
             return (
                 f"no suspect among what could be compared ({coverage.compared} of {coverage.total} "
@@ -229,7 +240,7 @@ class Report:
             )
         return (
             "no launch stands out, and the difference is larger than rounding is known to make; "
-            "bl.check(candidate, ..., reference=...) decides"
+            f"{DECIDES}"
         )
 
     def _whys(self, findings: Sequence[Finding]) -> list[str]:

@@ -10,12 +10,13 @@ import numpy as np
 from brickline.comparison.align import Alignment
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
+from brickline.comparison.weights import cleared_by_weights
 
 
 class Scope:
     """What lies around each launch: its enclosing launch, and what had ended inside that before."""
 
-    def __init__(self, a: Side, alignment: Alignment, found: Differences) -> None:
+    def __init__(self, a: Side, b: Side, alignment: Alignment, found: Differences) -> None:
         paired = alignment.partner >= 0
         outputs = found.outputs
         around = a.parent.copy()
@@ -27,9 +28,10 @@ class Scope:
         self.around = around
         self.last = _ends(a)
         told = paired | outputs.some
+        cleared = cleared_by_weights(a, b, alignment, found, around)
         facts = {
             "delta": np.where(told & ~_to_be_added(a), outputs.delta, 0.0),
-            "blind": (~outputs.known & (outputs.count > 0)).astype(float),
+            "blind": (~outputs.known & (outputs.count > 0) & ~cleared).astype(float),
             "choice": (paired & (outputs.choice | outputs.resized | found.inputs.resized)) * 1.0,
             "unlike": (told & ~outputs.same & ~_to_be_added(a)) * 1.0,
             "broken": outputs.nonfinite * 1.0,

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from brickline.comparison.align import Alignment
+from brickline.comparison.doubts import Doubts
 from brickline.comparison.envelope import unit_roundoff
+from brickline.comparison.likeness import first_parameters, multiplies
 from brickline.comparison.limits import LEAN_LIMIT
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
@@ -38,12 +40,23 @@ a difference counts from this part of the limit on: rounding explains it in fewe
 FEWEST_SAME = 8
 SOLID = 30.0
 """From this ratio on nothing but a fault explains a unit; these come first, largest first."""
+TIES = 60.0
+"""How much larger than the difference of what goes in the part of choices may be that it flips."""
 LINEAR = 1e-5
 """Residual of the reference below which a tensor is the sum of others."""
 MOST_CONFIRMED = 5000
 """Units of different code that are looked at closely."""
 MOST = 32
 """Suspects that are kept."""
+BLIND = "what it calls could not be compared, so that it or one of these is wrong"
+
+
+@dataclass(frozen=True)
+class Spared:
+    """One unit that stands out and is not blamed, and why."""
+
+    unit: int
+    reason: str
 
 
 @dataclass(eq=False)
@@ -64,12 +77,14 @@ class Suspect:
 
 def find_suspects(
     a: Side, b: Side, alignment: Alignment, found: Differences, units: Units
-) -> list[Suspect]:
-    """Return the suspects, the one that most likely matters most first."""
+) -> tuple[list[Suspect], Spared | None]:
+    """Return the suspects, the one that most likely matters most first, and who was spared."""
     ratio = units.ratio
     usual, spread, siblings = _siblings(a, units, ratio)
     open_to_blame = units.known & (units.blamed >= 0) & (~units.choice | units.foreign)
-    open_to_blame &= ~(units.blind & units.foreign)
+    open_to_blame &= ~(units.blind & (units.foreign | bool(units.foreign.any())))
+    # What goes with a choice goes otherwise with another, and rounding decides a tie.
+    open_to_blame &= ~_flips(found, units)
     limit = np.where(units.clean & _repeats_bits(units), units.limit / SAME_KERNELS, units.limit)
     alone = ratio > limit * np.maximum(usual, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -86,8 +101,14 @@ def find_suspects(
     marked |= units.resized & sure & (units.clean | units.decided)
     quiet = np.maximum(units.source, units.past) <= 4 * units.rounding
     marked |= units.chosen & sure & quiet
-    out = []
+    doubts = Doubts(a, b, alignment, found, units)
+    out: list[Suspect] = []
+    spared: list[Spared] = []
     for unit in np.flatnonzero(marked).tolist():
+        reason = doubts.of(unit)
+        if reason:
+            spared.append(Spared(unit, reason))
+            continue
         suspect = Suspect(
             unit=unit,
             row=int(units.blamed[unit]),
@@ -100,10 +121,20 @@ def find_suspects(
         if _stands(a, b, alignment, found, units, suspect):
             if units.mode[unit] == IN:
                 suspect.row = _maker(a, alignment, units, suspect)
+            if units.foreign[unit]:
+                suspect.row = doubts.blamed(suspect.row)
             out.append(suspect)
         if len(out) >= 64 * MOST:
             break
-    return _ranked(a, out)
+    blind = np.flatnonzero(trusted & units.blind & units.known & ~units.choice & alone)
+    spared += [Spared(int(unit), BLIND) for unit in blind if units.blamed[unit] >= 0]
+    return _ranked(a, out), min(spared, key=lambda each: each.unit, default=None)
+
+
+def _flips(found: Differences, units: Units) -> Bools:
+    """Return which leaves put out another choice, of inputs that are not the same."""
+    flips: Bools = (units.mode == LEAF) & found.outputs.choice[units.row] & ~units.clean
+    return flips
 
 
 def _repeats_bits(units: Units) -> bool:
@@ -136,9 +167,16 @@ def _confirmed(
     weighed = found.parameters.known & (found.parameters.delta <= 2 * found.roundoff)
     fed = found.inputs.known & (found.inputs.delta <= 0.1) & ~found.inputs.choice
     alone = (units.mode == LEAF) & (weighed | _leads_to(a, found, weighed))[units.row]
-    alone &= fed[units.row]
+    # One that has a counterpart elsewhere and none here is called in the wrong place.
+    sorts = hashed(a.kind, a.type)
+    elsewhere = np.isin(sorts[units.row], sorts[alignment.rows])
+    alone &= fed[units.row] & ((other >= 0) | ~elsewhere)
     # What goes into the same weights has the same role.
-    alone |= (units.mode == IN) & weighed[units.row] & _lean(a, units.row)
+    marked = multiplies(a, units.row) | _tells_apart(a, units.row)
+    alone |= (units.mode == IN) & weighed[units.row] & marked
+    # The whole is the whole.
+    whole = (a.parent[units.row] < 0) & (other >= 0) & (units.mode != IN)
+    alone |= whole & (b.parent[other] < 0)
     out = np.zeros(len(units), bool)
     for unit in np.flatnonzero(told & (ratio > BESIDE))[:MOST_CONFIRMED].tolist():
         others = (kinds == kinds[unit]) & (names != names[unit])
@@ -148,26 +186,27 @@ def _confirmed(
     return out
 
 
+def _tells_apart(a: Side, rows: Ints) -> Bools:
+    """Return which launches own a parameter whose elements differ, so that it marks them."""
+    own = first_parameters(a)[rows]
+    seen = (own >= 0) & (a.print[own] >= 0)
+    out = np.zeros(len(rows), bool)
+    prints = a.print[own[seen]]
+    even = a.prints.l1[prints] ** 2 >= 0.999 * a.prints.elements[prints] * a.prints.l2[prints] ** 2
+    out[seen] = ~even
+    return out
+
+
 def _leads_to(a: Side, found: Differences, weighed: Bools) -> Bools:
     """Return which launches put out what goes into a counterpart with the same weights."""
     given = (a.role == 0) & (a.index < PARAMETER_INDEX) & (a.print >= 0)
-    given &= (weighed & _lean(a, np.arange(len(a))))[found.owner]
+    given &= (weighed & multiplies(a, np.arange(len(a))))[found.owner]
     made = np.flatnonzero((a.role > 0) & (a.print >= 0))
     hashes = a.prints.hash[:, 0]
     leads = made[np.isin(hashes[a.print[made]], hashes[a.print[given]])]
     out = np.zeros(len(a), bool)
     out[found.owner[leads]] = True
     return out
-
-
-def _lean(a: Side, rows: Ints) -> Bools:
-    """Return which launches multiply by weights and do nothing else."""
-    kinds = {
-        int(number): any(part in a.words[int(number)] for part in ("Linear", "Conv"))
-        for number in np.unique(a.type)
-        if number >= 0
-    }
-    return np.array([kinds.get(int(number), False) for number in a.type[rows]], bool)
 
 
 def _stands(
@@ -184,7 +223,7 @@ def _stands(
     if suspect.broken or units.resized[unit]:
         return True
     ratio, limit = suspect.ratio, float(units.limit[unit])
-    if units.chosen[unit] and ratio <= limit:
+    if units.chosen[unit] and (ratio <= limit or _flips(found, units)[unit]):
         return bool(units.clean[unit]) or _most_differ(a, b, found, units, unit)
     if a.direction[suspect.row] == 1 and units.mode[unit] == LEAF:
         return _stands_backward(a, b, alignment, suspect)
@@ -256,7 +295,10 @@ def _sums_wrongly(a: Side, b: Side, alignment: Alignment, outputs: list[int], pa
 
 
 def _most_differ(a: Side, b: Side, found: Differences, units: Units, unit: int) -> bool:
-    """Return whether most elements of a choice differ; rounding flips a few."""
+    """Return whether more elements of a choice differ than rounding flips.
+
+    Those are ties, and of these there are as many as what went in differs.
+    """
     row, mode = int(units.row[unit]), int(units.mode[unit])
     for operand in _operands(a, row, outputs=mode != IN):
         other = int(found.other[operand])
@@ -269,7 +311,8 @@ def _most_differ(a: Side, b: Side, found: Differences, units: Units, unit: int) 
             continue
         gap = a.prints.sketches(a.print[[operand]]) - b.prints.sketches(b.print[[other]])
         expected = 64 * (1 - (63 / 64) ** float(a.elements[operand]))
-        if a.elements[operand] > 1 and np.count_nonzero(gap) > 0.6 * expected:
+        ties = min(0.6, TIES * float(units.source[unit]))
+        if a.elements[operand] > 1 and np.count_nonzero(gap) > ties * expected:
             return True
     return False
 
@@ -288,7 +331,8 @@ def _maker(a: Side, alignment: Alignment, units: Units, suspect: Suspect) -> int
         before = np.flatnonzero((a.parent == above) & (np.arange(len(a)) < row))
         for other in reversed(before.tolist()):
             if hashes & _hashes(a, int(other), outputs=True):
-                return int(other)
+                # One whose counterpart puts out the same is right; it was handed to the wrong one.
+                return int(other) if alignment.partner[other] < 0 else above
         row = above
     return row if row >= 0 else suspect.row
 

@@ -35,6 +35,8 @@ from brickline.comparison.scopes import Scope, running_largest
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
 
 LEAF, IN, OUT, GRAD = 0, 1, 2, 3
+UPDATED = 10.0
+"""How often the difference of weights, that an optimiser made, may show in what comes of them."""
 
 
 @dataclass(eq=False)
@@ -95,7 +97,7 @@ class Units:
 
 def units_of(a: Side, b: Side, alignment: Alignment, found: Differences) -> Units:
     """Return every unit between compared tensors."""
-    scope = Scope(a, alignment, found)
+    scope = Scope(a, b, alignment, found)
     forward = _forward_of(a, found)
     parts = [
         _leaves(a, b, alignment, found, forward),
@@ -108,6 +110,9 @@ def units_of(a: Side, b: Side, alignment: Alignment, found: Differences) -> Unit
     when = np.where(columns["mode"] == OUT, scope.last[columns["row"]], columns["row"])
     order = np.lexsort((columns["mode"] == OUT, columns["mode"] != IN, when))
     columns = {name: values[order] for name, values in columns.items()}
+    # What an update brought explains what comes of it, and a nonlinear module makes more of it.
+    brought = UPDATED * _updated(a, found)[columns["blamed"]]
+    columns["known"] &= (brought == 0) | (columns["target"] > brought)
     past = _past(a, columns)
     other = alignment.partner[columns["row"]]
     foreign = (other < 0) | (a.name[columns["row"]] != b.name[other])
@@ -133,6 +138,32 @@ def _forward_of(a: Side, found: Differences) -> Floats:
         place = np.searchsorted(unique, keys[back]).clip(0, len(unique) - 1)
         out[back] = np.where(unique[place] == keys[back], largest[place], 0.0)
     return out
+
+
+def _updated(a: Side, found: Differences) -> Floats:
+    """Return how far own parameters are apart that were the same in the first call.
+
+    Where a backward pass lies between, an optimiser changed them: they came with the update, as
+    inputs do.
+    """
+    out = np.zeros(len(a))
+    trained = a.position[a.direction == 1]
+    moved = found.parameters.known & (found.parameters.delta > 2 * found.roundoff)
+    moved &= a.position > trained.min(initial=np.iinfo(np.int64).max)
+    if not moved.any():
+        return out
+    keys = hashed(a.rank, a.name)
+    first = np.flatnonzero(found.parameters.known & (a.position == a.position.min()))
+    same = keys[first[found.parameters.delta[first] <= 2 * found.roundoff[first]]]
+    moved &= np.isin(keys, same)
+    out[moved] = found.parameters.delta[moved]
+    return out
+
+
+def first_update(a: Side, found: Differences) -> int | None:
+    """Return the first call with weights that an update made differ, None: there is none."""
+    calls = a.position[_updated(a, found) > 0]
+    return int(calls.min()) if len(calls) else None
 
 
 # --- the units
