@@ -32,6 +32,7 @@ GROUPS = (
     "unseen again",
     "unseen third",
     "unseen fourth",
+    "unseen fifth",
 )
 
 

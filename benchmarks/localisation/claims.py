@@ -28,7 +28,7 @@ NOT_NAMED = (
     ("unseen decode loops and callables, mended since", ("unseen drives",), 10.0),
     (
         "unseen ports, mended since",
-        ("unseen ports", "unseen again", "unseen third", "unseen fourth"),
+        ("unseen ports", "unseen again", "unseen third", "unseen fourth", "unseen fifth"),
         10.0,
     ),
 )
