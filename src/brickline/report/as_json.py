@@ -127,7 +127,7 @@ def brick_fields(profile: Profile, row: BrickStats, *, histogram: bool = False) 
 def step_fields(profile: Profile, step: StepStats) -> dict[str, Any]:
     """Return the steps of one phase.
 
-    Bricks on a device lane lie in no step of the host, so what is outside of bricks is unknown there.
+    Bricks on a device lane lie in no step of the host, so what is outside of them is unknown.
     """
     on_device = any(brick.host_ns for brick in profile.bricks)
     return {
