@@ -10,7 +10,15 @@ import pytest
 
 from brickline.dtypes import dtype_of
 from brickline.kernel import Kernel
-from brickline.kernels.catalog import gemv, residual, rms_norm, silu_gate, softmax
+from brickline.kernels.catalog import (
+    gelu_gate,
+    gemv,
+    layer_norm,
+    residual,
+    rms_norm,
+    silu_gate,
+    softmax,
+)
 
 DTYPES = ("f32", "bf16", "f16")
 ROUNDING = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -52,6 +60,31 @@ def test_rms_norm_of_zeros_is_zero(host: Any) -> None:
     inputs = {"x": np.zeros((2, 8), np.float32), "weight": drawn(8, "f32", 1)}
     found, _ = run(host, rms_norm(), inputs, rows=2, n=8, eps=1e-5)
     assert not found.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "n"), [(1, 1), (3, 31), (2, 256), (1, 2048), (4, 4099)])
+def test_layer_norm(host: Any, dtype: str, rows: int, n: int) -> None:
+    inputs = {"x": drawn((rows, n), dtype, 0), "weight": drawn(n, dtype, 1)}
+    inputs["bias"] = drawn(n, dtype, 2)
+    found, expected = run(host, layer_norm(dtype), inputs, rows=rows, n=n, eps=1e-5)
+    # The bias may cancel what stands before it, of which the mean is known to a few units only.
+    close(found, expected, dtype, units=8, floor=64 * 2.0**-24)
+
+
+def test_layer_norm_of_rows_far_from_zero(host: Any) -> None:
+    x = (np.float32(4096) + drawn((2, 512), "f32", 3)).astype(np.float32)
+    inputs = {"x": x, "weight": np.ones(512, np.float32), "bias": np.zeros(512, np.float32)}
+    found, expected = run(host, layer_norm(), inputs, rows=2, n=512, eps=1e-5)
+    # The mean is off by a unit in its last place; the variance does not cancel.
+    np.testing.assert_allclose(found, expected, atol=2.0**-10)
+
+
+def test_layer_norm_of_a_constant_row_is_its_bias(host: Any) -> None:
+    inputs = {"x": np.full((1, 64), 3.0, np.float32), "weight": drawn(64, "f32", 4)}
+    inputs["bias"] = drawn(64, "f32", 5)
+    found, _ = run(host, layer_norm(), inputs, rows=1, n=64, eps=1e-5)
+    assert found[0].tobytes() == inputs["bias"].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +148,25 @@ def test_silu_gate_of_large_gates(host: Any) -> None:
     gate, up = np.array([1000, -1000, 88, -103], np.float32), np.ones(4, np.float32)
     found, expected = run(host, silu_gate(), {"gate": gate, "up": up}, n=4)
     close(found, expected, "f32", units=8, floor=1e-36)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 31, 1024, 1025, 8192])
+def test_gelu_gate(host: Any, dtype: str, n: int, exact: bool) -> None:
+    inputs = {"gate": drawn(n, dtype, 8, scale=2.0), "up": drawn(n, dtype, 9)}
+    # A gate far below zero has an exponent of -2 u, which is rounded.
+    found, expected = run(host, gelu_gate(dtype, exact=exact), inputs, n=n)
+    close(found, expected, dtype, units=16 if exact else 200)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_gelu_gate_over_all_gates(host: Any, exact: bool) -> None:
+    gate = np.concatenate([np.linspace(-13, 13, 20_001), [1e3, -1e3, 1e30, -1e30, np.inf]])
+    inputs = {"gate": gate.astype(np.float32), "up": np.ones(gate.size, np.float32)}
+    found, expected = run(host, gelu_gate(exact=exact), inputs, n=gate.size)
+    # Of the form by tanh an exponent of about -80 is rounded, so far out that nobody looks.
+    close(found, expected, "f32", units=16 if exact else 300, floor=1e-36)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

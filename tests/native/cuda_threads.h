@@ -147,6 +147,7 @@ inline bool __any_sync(unsigned, bool value) {
     return found;
 }
 
+inline size_t __cvta_generic_to_global(const void* from) { return reinterpret_cast<size_t>(from); }
 template <class T>
 T __ldcs(const T* from) { return *from; }
 template <class T>

@@ -96,6 +96,22 @@ BRICKLINE_INLINE void store(void* to, const From& from) {
     for (auto& word : words.word) static_cast<typename Words<From>::Type*>(to)[k++] = word;
 }
 
+// Asks for memory that is read soon: up to PREFETCH_BYTES of it, a multiple of 16 and aligned to
+// 16, into the cache that all blocks share. It changes nothing else, and nobody waits.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr uint32_t PREFETCH_BYTES = 2048;
+BRICKLINE_INLINE void prefetch(const void* from, uint32_t size_bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                 "r"(size_bytes)
+                 : "memory");
+}
+#else
+inline constexpr uint32_t PREFETCH_BYTES = 128;
+BRICKLINE_INLINE void prefetch(const void* from, uint32_t) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)) : "memory");
+}
+#endif
+
 // Waits until `lanes` threads have reached the named barrier; memory written before is visible
 // after. Barrier 0 is the one of the whole CUDA block. Hardware counts whole warps.
 BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
@@ -221,6 +237,9 @@ BRICKLINE_INLINE void store(void* to, const From& from) {
     constexpr int ALIGNED = sizeof(From) < 16 ? sizeof(From) : 16;
     __builtin_memcpy(__builtin_assume_aligned(to, ALIGNED), &from, sizeof(From));
 }
+
+inline constexpr uint32_t PREFETCH_BYTES = 64;
+BRICKLINE_INLINE void prefetch(const void* from, uint32_t) { __builtin_prefetch(from); }
 
 // One thread has nobody to wait for, and no lane to ask.
 BRICKLINE_INLINE void wait_at(uint32_t, uint32_t) {}
