@@ -16,6 +16,7 @@ namespace nb = nanobind;
 namespace brickline {
 
 void bind_graph(nb::module_& module);
+void bind_plan(nb::module_& module);
 
 namespace {
 
@@ -200,6 +201,7 @@ NB_MODULE(_core, module) {
         }
     });
     bind_graph(module);
+    bind_plan(module);
     module.def("read_spool", &snapshot_dict, nb::arg("path"), nb::arg("statistics_only") = false,
                "A consistent picture of a spool, whether or not it is still written to.");
     module.def("monotonic_ns", &monotonic_ns, "CLOCK_MONOTONIC in nanoseconds.");

@@ -10,6 +10,12 @@ void Driver::load(Function& function, const char* name) {
     if (!function && problem.empty()) problem = std::string("the CUDA driver has no ") + name;
 }
 
+template <class Function>
+void Driver::find(Function& function, const char* name, const char* older) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    if (!function && older) function = reinterpret_cast<Function>(dlsym(library, older));
+}
+
 Driver::Driver() {
     library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
@@ -35,14 +41,28 @@ Driver::Driver() {
     load(error_name, "cuGetErrorName");
     load(error_text, "cuGetErrorString");
     load(launch, "cuLaunchKernel");
+    find(stream_wait, "cuStreamWaitEvent");
+    find(begin_capture, "cuStreamBeginCapture_v2");
+    find(end_capture, "cuStreamEndCapture");
+    find(capture_info, "cuStreamGetCaptureInfo_v2");
+    find(graph_create, "cuGraphCreate");
+    find(graph_destroy, "cuGraphDestroy");
+    find(graph_add_kernel, "cuGraphAddKernelNode_v2", "cuGraphAddKernelNode");
+    find(graph_add_edges, "cuGraphAddDependencies_v2");
+    find(graph_nodes, "cuGraphGetNodes");
+    find(graph_edges, "cuGraphGetEdges");
+    find(graph_instantiate, "cuGraphInstantiateWithFlags");
+    find(graph_exec_destroy, "cuGraphExecDestroy");
+    find(graph_set_kernel, "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecKernelNodeSetParams");
+    find(graph_launch, "cuGraphLaunch");
     if (problem.empty()) problem = check(init(0), "cuInit");
 }
 
 std::string Driver::check(CUresult result, const char* call) const {
     if (result == CUDA_SUCCESS) return "";
     const char *name = nullptr, *text = nullptr;
-    error_name(result, &name);
-    error_text(result, &text);
+    if (error_name) error_name(result, &name);
+    if (error_text) error_text(result, &text);
     return std::string(call) + " failed: " + (name ? name : "unknown error") + " (" +
            std::to_string(result) + ")" + (text ? std::string(": ") + text : "");
 }

@@ -2,6 +2,8 @@
 // points and nothing of what they are used for.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace brickline {
@@ -10,11 +12,38 @@ using CUresult = int;
 using CUcontext = void*;
 using CUevent = void*;
 using CUfunction = void*;
+using CUgraph = void*;
+using CUgraphExec = void*;
+using CUgraphNode = void*;
 using CUstream = void*;
 
 constexpr CUresult CUDA_SUCCESS = 0;
 constexpr CUresult CUDA_ERROR_INVALID_CONTEXT = 201;
 constexpr CUresult CUDA_ERROR_NOT_READY = 600;
+
+constexpr unsigned CUDA_EVENT_DISABLE_TIMING = 2;
+constexpr int CUDA_CAPTURE_RELAXED = 2;
+
+// CUDA_KERNEL_NODE_PARAMS_v2; the first version is the part before `kernel`.
+struct CUkernelNode {
+    CUfunction function = nullptr;
+    unsigned grid[3] = {1, 1, 1};
+    unsigned block[3] = {1, 1, 1};
+    unsigned shared_bytes = 0;
+    void** arguments = nullptr;
+    void** extra = nullptr;
+    void* kernel = nullptr;
+    CUcontext context = nullptr;  // null: the current one
+};
+
+// CUgraphEdgeData.
+struct CUedge {
+    unsigned char from_port = 0;  // 1: a kernel's dependents may be launched before it has ended
+    unsigned char to_port = 0;
+    unsigned char type = 0;       // 1: programmatic
+    unsigned char reserved[5] = {};
+};
+static_assert(sizeof(CUedge) == 8);
 
 // Each entry point is checked for presence once, when the driver is loaded.
 struct Driver {
@@ -39,15 +68,38 @@ struct Driver {
     CUresult (*error_text)(CUresult, const char**) = nullptr;
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                        CUstream, void**, void**) = nullptr;
+    // Newer drivers alone have these: null where they are missing.
+    CUresult (*stream_wait)(CUstream, CUevent, unsigned) = nullptr;
+    CUresult (*begin_capture)(CUstream, int) = nullptr;
+    CUresult (*end_capture)(CUstream, CUgraph*) = nullptr;
+    CUresult (*capture_info)(CUstream, int*, uint64_t*, CUgraph*, const CUgraphNode**, size_t*) = nullptr;
+    CUresult (*graph_create)(CUgraph*, unsigned) = nullptr;
+    CUresult (*graph_destroy)(CUgraph) = nullptr;
+    CUresult (*graph_add_kernel)(CUgraphNode*, CUgraph, const CUgraphNode*, size_t,
+                                 const CUkernelNode*) = nullptr;
+    CUresult (*graph_add_edges)(CUgraph, const CUgraphNode*, const CUgraphNode*, const CUedge*,
+                                size_t) = nullptr;
+    CUresult (*graph_nodes)(CUgraph, CUgraphNode*, size_t*) = nullptr;
+    CUresult (*graph_edges)(CUgraph, CUgraphNode*, CUgraphNode*, size_t*) = nullptr;
+    CUresult (*graph_instantiate)(CUgraphExec*, CUgraph, unsigned long long) = nullptr;
+    CUresult (*graph_exec_destroy)(CUgraphExec) = nullptr;
+    CUresult (*graph_set_kernel)(CUgraphExec, CUgraphNode, const CUkernelNode*) = nullptr;
+    CUresult (*graph_launch)(CUgraphExec, CUstream) = nullptr;
     std::string problem;  // "" or why there is no driver
 
+    struct Nothing {};
     Driver();
+    // Without any entry point: for tests, which supply their own.
+    explicit Driver(Nothing) {}
     // "" or the driver's own words.
     std::string check(CUresult result, const char* call) const;
 
   private:
     template <class Function>
     void load(Function& function, const char* name);
+    // The first of these names that there is.
+    template <class Function>
+    void find(Function& function, const char* name, const char* older = nullptr);
 };
 
 const Driver& cuda_driver();

@@ -13,6 +13,7 @@
 #include "buffers.h"
 #include "cuda_driver.h"
 #include "expression.h"
+#include "host_scratch.h"
 #include "hot.h"
 
 namespace brickline::hot {
@@ -317,28 +318,8 @@ bool evaluate_sizes(LauncherObject* launcher, const int64_t* values, int64_t* si
 
 // ------------------------------------------------------------------------------------------ launching
 
-// Shared memory of host blocks; one for each thread, grown as needed.
-class Scratch {
-  public:
-    void* of(uint64_t bytes) {
-        if (bytes > m_bytes) {
-            m_memory.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-            m_bytes = m_memory ? bytes : 0;
-        }
-        return m_memory.get();
-    }
-
-  private:
-    struct Free {
-        void operator()(char* memory) const { std::free(memory); }
-    };
-    std::unique_ptr<char, Free> m_memory;
-    uint64_t m_bytes = 0;
-};
-thread_local Scratch t_scratch;
-
 bool launch_host(LauncherObject* launcher, void** pointers, const int64_t* sizes) {
-    void* shared = t_scratch.of(uint64_t(sizes[6]));
+    void* shared = host_scratch().of(uint64_t(sizes[6]));
     if (sizes[6] && !shared) {
         PyErr_NoMemory();
         return false;

@@ -47,6 +47,8 @@ SANITIZERS = (
             "fingerprint_test",
             "fold_test",
             "graph_test",
+            "plan_cuda_test",
+            "plan_test",
             "snapshot_test",
             "spool_test",
             "threads_test",
@@ -61,7 +63,7 @@ SANITIZERS = (
         "TSan",
         ("-fsanitize=thread",),
         # The others have one thread, and single steps through TSan's runtime take minutes.
-        ("device_spans_test", "graph_test", "snapshot_test", "threads_test"),
+        ("device_spans_test", "graph_test", "plan_test", "snapshot_test", "threads_test"),
         {"TSAN_OPTIONS": "halt_on_error=0:exitcode=66:second_deadlock_stack=1"},
     ),
 )
