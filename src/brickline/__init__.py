@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from brickline.comparison.comparing import compare
     from brickline.device.base import Sampling, SyncMode, open_device
     from brickline.errors import BricklineError
+    from brickline.executor.prepared import PreparedPlan
     from brickline.fingerprints import Fingerprint, distance, fingerprint
     from brickline.graph import ExecutionGraph
     from brickline.kernel import Kernel
     from brickline.kernel_arguments import Access, Param, Scalar
+    from brickline.plan import Plan
     from brickline.profile import Profile
     from brickline.profile_rows import TileStats
     from brickline.profiler import BrickProfiler
@@ -51,6 +53,8 @@ __all__ = [
     "KernelChecksum",
     "KernelTrace",
     "Param",
+    "Plan",
+    "PreparedPlan",
     "Profile",
     "Run",
     "Sampling",
@@ -90,6 +94,8 @@ _LATER = {
     "KernelChecksum": "brickline.checksums",
     "KernelTrace": "brickline.traces",
     "Param": "brickline.kernel_arguments",
+    "Plan": "brickline.plan",
+    "PreparedPlan": "brickline.executor.prepared",
     "Profile": "brickline.profile",
     "Run": "brickline.runs",
     "Sampling": "brickline.device.base",

@@ -12,7 +12,8 @@
     │   ├── DeviceError           a device or clock that is unknown or absent here
     │   ├── SymbolicError         a launch shape: a variable missing or out of range, overflow
     │   ├── KernelError           a kernel whose declaration contradicts itself
-    │   └── LaunchError           arguments that do not fit the kernel
+    │   ├── LaunchError           arguments that do not fit the kernel
+    │   └── PlanError             a plan that contradicts itself, its file, or what it is given
     ├── RunError                  a run that cannot be written or read
     │   ├── RunExists             the path is taken and overwriting was not asked for
     │   ├── NotARun               the path holds something else, or nothing
@@ -71,6 +72,10 @@ class KernelError(UsageError, ValueError):
 
 class LaunchError(UsageError):
     """The arguments of a launch do not fit its kernel or its device."""
+
+
+class PlanError(UsageError):
+    """A plan cannot be built, read, prepared or run as it was asked for."""
 
 
 class RunError(BricklineError):

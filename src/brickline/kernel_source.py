@@ -129,6 +129,7 @@ namespace brickline {{
 extern "C" __global__ void {_launch_bounds(kernel)}
 {entry_point(kernel)}({", ".join([*parameters, "uint32_t* fault"])}) {{
 {_exact_types(kernel)}
+    join_the_launches_before();
     __shared__ uint4 scratch[Place::SCRATCH_BYTES / sizeof(uint4)];
     extern __shared__ uint4 shared[];
     Block block(place_of_thread(scratch, shared, fault));

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from brickline.cache import CachedKernel
 
 GUARD_BYTES = 4096
-_GUARD_BYTE = 0xA5
+GUARD_BYTE = 0xA5
 _SCALAR_TYPES = {"f64": 1, "f32": 2}
 """As the native launcher numbers them; 0 is every integer."""
 _NAMES = {dtype.code: dtype.name for dtype in DTYPES.values()}
@@ -122,7 +122,7 @@ def launch_guarded(cached: CachedKernel, arguments: Mapping[str, Any]) -> None:
 def _guarded(device: Device, param: Param, buffer: Buffer) -> tuple[Buffer, Buffer]:
     """Return a copy of a buffer, and the larger one that it lies inside."""
     zone = device.allocate((param.align + buffer.nbytes + 2 * GUARD_BYTES,), "u8")
-    device.copy(zone, as_buffer(np.full(zone.nbytes, _GUARD_BYTE, np.uint8)))
+    device.copy(zone, as_buffer(np.full(zone.nbytes, GUARD_BYTE, np.uint8)))
     address = zone.address + GUARD_BYTES
     inside = buffer.at(address + -address % param.align, owner=zone)
     device.copy(inside, buffer)
@@ -146,7 +146,7 @@ def _check_overlap(kernel: Kernel, given: Mapping[Param, Buffer]) -> None:
 
 def _check_zone(kernel: Kernel, param: Param, inside: Buffer, address: int, zone: Any) -> None:
     nbytes = inside.nbytes
-    changed = np.flatnonzero(zone != _GUARD_BYTE) + address - inside.address
+    changed = np.flatnonzero(zone != GUARD_BYTE) + address - inside.address
     outside = changed[(changed < 0) | (changed >= nbytes)]
     if not len(outside):
         return

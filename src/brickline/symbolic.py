@@ -160,6 +160,21 @@ class Expr:
                 stack.append(self._step(op, stack.pop(), right, given, where))
         return stack.pop()
 
+    def substitute(self, values: Mapping[str, Expr | SupportsIndex]) -> Expr:
+        """Return the expression with variables replaced by expressions; names it lacks stay.
+
+        Args:
+            values: Expressions or integers by the name of the variable that they replace.
+
+        Raises:
+            SymbolicError: What comes of it has two variables of one name, or divides by zero.
+        """
+        if not any(variable.name in values for variable in self.variables):
+            return self
+        if isinstance(self, Variable):
+            return _as_expr(values[self.name])
+        return _READER.build(SYMBOLS[self.op], [each.substitute(values) for each in self.args])
+
     def _step(self, op: Op, left: int, right: int, given: dict[str, int], where: str) -> int:
         op = Op.MUL if op is Op.NEG else op
         if right == 0 and op in DIVISIONS:

@@ -97,6 +97,10 @@ class Reader(Generic[R]):
                 "expected an expression as JSON, got lists nested too deep"
             ) from None
 
+    def build(self, symbol: str, args: Sequence[R]) -> R:
+        """Return the operation of a symbol on operands."""
+        return _built(symbol, self._builders[symbol], args)
+
     def _from_syntax(self, node: ast.expr, variables: Mapping[str, R]) -> R:
         match node:
             case ast.Constant(value=value):
@@ -131,7 +135,7 @@ class Reader(Generic[R]):
                 return self._variable(name, low, high)
             case [str(symbol), *args] if symbol in self._builders:
                 given = [self._from_json(arg) for arg in args]
-                return _built(symbol, self._builders[symbol], given)
+                return self.build(symbol, given)
             case list():
                 symbols = ", ".join(self._builders)
                 raise SymbolicError(f"expected a list that starts with {symbols}, got {data!r:.80}")

@@ -33,6 +33,8 @@ PUBLIC = [
     "KernelChecksum",
     "KernelTrace",
     "Param",
+    "Plan",
+    "PreparedPlan",
     "Profile",
     "Run",
     "Sampling",

@@ -28,6 +28,7 @@ from brickline.interrupts import silent_interrupts
 VERBS = (
     *("demo", "check", "compare", "run", "report", "query", "top", "export", "doctor", "bench"),
     "kernels",
+    "plan",
 )
 """In the order of the help. Each is the function, or the app of its own, that its file is for."""
 

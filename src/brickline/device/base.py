@@ -12,7 +12,8 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -224,6 +225,26 @@ class Device(ABC):
     @abstractmethod
     def event(self) -> Event:
         """Return an event that was not recorded yet."""
+
+    def stream_handle(self, stream: Any = None) -> int:
+        """Return the handle of the stream to launch into; 0 on devices that have none.
+
+        Raises:
+            DeviceError: if a stream is given that this device cannot have.
+        """
+        if stream is not None:
+            raise DeviceError(f"{self.name} has no streams; leave stream= out")
+        return 0
+
+    def make_streams(self, count: int) -> Sequence[Any]:
+        """Return streams that run beside each other; their handles are `stream_handle`'s."""
+        raise DeviceError(f"{self.name} has no streams")
+
+    @contextmanager
+    def capture_stream(self) -> Iterator[int]:
+        """Give the handle of a stream to capture, which is the current one meanwhile."""
+        raise DeviceError(f"{self.name} has no graphs")
+        yield 0
 
     def clock(self, stream: Any = None) -> Clock:
         """Return what times bricks on this device; see `open_clock`."""

@@ -202,6 +202,26 @@ class CudaDevice(Device):
             "synchronize: call that after each launch to see which one"
         )
 
+    def stream_handle(self, stream: Any = None) -> int:
+        """Return the handle of a stream, of torch's current one where none is given."""
+        return current_stream(self.number) if stream is None else stream_handle(stream)
+
+    def make_streams(self, count: int) -> Sequence[Any]:
+        """Return streams of cuda-core."""
+        with self._current():
+            return [self._device.create_stream() for _ in range(count)]
+
+    @contextmanager
+    def capture_stream(self) -> Iterator[int]:
+        """Give a stream of cuda-core, which torch takes for its current one meanwhile."""
+        (stream,) = self.make_streams(1)
+        handle, torch = stream_handle(stream), sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            yield handle
+            return
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self.number)):
+            yield handle
+
     def event(self) -> CudaEvent:
         """Return an event of CUDA's driver."""
         return CudaEvent(self)
@@ -223,8 +243,7 @@ class CudaEvent(Event):
 
     def record(self, stream: Any = None) -> None:
         """Enqueue the event."""
-        number = self._device.number
-        handle = current_stream(number) if stream is None else stream_handle(stream)
+        handle = self._device.stream_handle(stream)
         with self._device._current():
             self._device._check(self._device._driver.cuEventRecord(self._event, handle))
 

@@ -7,6 +7,15 @@
 
 namespace brickline {
 
+// Lets the launches that depend on this one begin, and waits until those that it depends on have
+// ended. Where a launch does not begin early, as in a stream, both do nothing.
+BRICKLINE_INLINE void join_the_launches_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // `scratch` is Place::SCRATCH_BYTES of static shared memory.
 BRICKLINE_INLINE Place place_of_thread(void* scratch, void* shared, uint32_t* fault) {
     Place place = {};

@@ -1,0 +1,383 @@
+"""PreparedPlan: a plan compiled for a device, its memory placed, ready to run again and again.
+
+A run takes changed variables and buffers by name; what does not change is not looked at. A run that
+fails poisons the plan until `reset`: half of its results are new and half are old. How launches
+are executed is a strategy of its own (`serial`, `parallel`, `graph`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brickline import _core
+from brickline.buffers import Buffer, as_buffer
+from brickline.cache import CachedKernel, KernelCache
+from brickline.device.base import Device, fault_text, open_device
+from brickline.errors import LaunchError, PlanError
+from brickline.executor.graph import GraphExecutor
+from brickline.executor.guarding import GuardedExecutor
+from brickline.executor.memory import PlanMemory
+from brickline.executor.parallel import Choice, ParallelExecutor, StreamsExecutor
+from brickline.executor.rows import launch_rows
+from brickline.executor.serial import SerialExecutor
+from brickline.executor.watching import Watcher
+from brickline.plan import Plan
+from brickline.plan_arguments import checked_number
+from brickline.plan_launches import SIZES, FloatVariable, Launch
+from brickline.symbolic import Variable
+from brickline.symbolic_values import value_of
+
+if TYPE_CHECKING:
+    from brickline.profiler import BrickProfiler
+
+EXECUTORS = ("serial", "parallel", "graph")
+LOOK_AGAIN = 4096
+"""Runs after which `parallel` tries again which way is faster."""
+
+
+class Executor(Protocol):
+    """A way to run all launches of a prepared plan."""
+
+    def run(self, stream: int) -> tuple[int, int, int]:
+        """Run, or enqueue; return how many launches are done, an error's code, and which failed."""
+
+
+def prepare(
+    plan: Plan,
+    device: str | Device = "CPU",
+    executor: str = "serial",
+    *,
+    bind: Mapping[str, Any] | None = None,
+    cache: KernelCache | None = None,
+    threads: int | None = None,
+    checked: bool = False,
+    profiler: BrickProfiler | None = None,
+    fingerprints: bool = False,
+) -> PreparedPlan:
+    """Compile every kernel of a plan, place its memory, and return what runs.
+
+    Args:
+        plan: What to run.
+        device: ``"CPU"``, ``"CUDA:n"``, or ``"NULL"``, which checks and executes nothing.
+        executor: "serial", "parallel" or, on CUDA, "graph".
+        bind: Memory by the name of a buffer of the plan. Default none: allocated, and zero.
+        cache: Where kernels are compiled. Default the user's cache.
+        threads: Most threads of "parallel" on a CPU, or streams on CUDA. Default: all cores, 4
+            streams.
+        checked: Look for writes out of bounds after each launch; slow. Default False.
+        profiler: Whom to tell of every launch. Default nobody.
+        fingerprints: Whether the profiler also gets a fingerprint of every launch. Default False.
+
+    Raises:
+        PlanError: The plan has no launches, or something that it is given does not fit.
+        CompileError: A compiler refuses a source.
+        DeviceError: The device is absent.
+    """
+    if executor not in EXECUTORS:
+        raise PlanError(f"expected executor {', '.join(EXECUTORS)}, got {executor!r:.80}")
+    if not plan.launches:
+        raise PlanError(f"plan {plan.name} has no launches; add some with plan.launch")
+    opened = open_device(device)
+    if executor == "graph" and opened.kind != CUDA:
+        raise PlanError(
+            f"executor graph is CUDA's; {opened.name} runs plans with serial or parallel"
+        )
+    made = PreparedPlan(plan, opened, executor, bind or {}, cache, threads, checked)
+    if profiler is not None:
+        made.watch(profiler, fingerprints=fingerprints)
+    return made
+
+
+CUDA = 2
+"""Kind of a device with streams and graphs."""
+
+
+class PreparedPlan:
+    """A plan that runs on one device.
+
+    Call it with what changes: variables by name, and buffers by name to use other memory from then
+    on. On CUDA a run is enqueued; `read` and `synchronize` wait. Made by `Plan.prepare`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        executor: str,
+        bind: Mapping[str, Any],
+        cache: KernelCache | None,
+        threads: int | None,
+        checked: bool,
+    ) -> None:
+        self.plan = plan
+        self.device = device.name
+        self.executor = executor
+        self._device = device
+        self._launches = plan.launches
+        kernels = KernelCache() if cache is None else cache
+        self._kernels = _compiled(kernels, self._launches, device)
+        """What keeps the code loaded."""
+        self._memory = PlanMemory(
+            plan.name, plan.storages, device, bind, _alignments(self._launches)
+        )
+        self._names = tuple(plan.variables)
+        self._values: dict[str, int | float] = dict(plan.defaults)
+        self._lock = threading.Lock()
+        self._poison: str | None = None
+        self._runs = 0
+        self._faults = _fault_words(device, len(self._launches))
+        self._core = _core.PlanCore(
+            kind=device.kind,
+            number=device.number,
+            context=self._kernels[0].program.context,
+            variables=[_bounds(each) for each in plan.variables.values()],
+            storages=len(plan.storages),
+            launches=launch_rows(self._launches, self._kernels, self._names, self._faults),
+            limits=_limits(device),
+        )
+        for number, buffer in enumerate(self._memory.buffers):
+            self._core.bind(number, buffer.address)
+        self._set(self._values)
+        self._run = self._strategy(executor, threads, checked)
+        self._watcher: Watcher | None = None
+
+    def _strategy(self, executor: str, threads: int | None, checked: bool) -> Executor:
+        if checked:
+            return GuardedExecutor(self._core, self._launches, self._memory, self._device)
+        if executor == "graph":
+            return GraphExecutor(self._core, self.plan.name)
+        if executor == "parallel" and self._device.kind == CUDA:
+            return StreamsExecutor(self._core, self._device, threads)
+        if executor == "parallel" and self._device.kind:
+            return ParallelExecutor(self._core, threads)
+        return SerialExecutor(self._core)
+
+    # ------------------------------------------------------------------------------------- running
+
+    def __call__(self, *, stream: Any = None, **changes: Any) -> PreparedPlan:
+        """Run every launch; on CUDA, enqueue them.
+
+        Args:
+            stream: The stream to launch into. Default torch's current one, on CUDA.
+            **changes: Variables by name, and buffers by name. They stay until they change again.
+
+        Returns:
+            The plan itself, so that ``prepared(n=7).read("y")`` reads a result.
+
+        Raises:
+            PlanError: A name is unknown, memory does not fit or moved, or the plan is poisoned.
+            SymbolicError: A value is out of its bounds. Nothing has run then.
+            LaunchError: A launch failed: which one, and what had finished. The plan is poisoned.
+        """
+        with self._running():
+            if changes:
+                self._change(changes)
+            self._memory.check_moved()
+            handle = self._device.stream_handle(stream)
+            watcher = self._watcher
+            try:
+                outcome = (
+                    self._run.run(handle) if watcher is None else watcher.run(handle, self._runs)
+                )
+            except BaseException as error:
+                self._poison = f"plan {self.plan.name} failed: {error}"
+                raise
+            self._runs += 1
+            if not self._runs % LOOK_AGAIN and isinstance(self._run, Choice):
+                self._run.look_again()
+            if outcome[1]:
+                self._fail(*outcome)
+        return self
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise PlanError(
+                f"plan {self.plan.name} is running in another thread; prepare it once for each"
+            )
+        try:
+            if self._poison is not None:
+                raise PlanError(f"{self._poison}; call reset() to run it again")
+            yield
+        finally:
+            self._lock.release()
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        values = {name: value for name, value in changes.items() if name in self._values}
+        arrays = {name: array for name, array in changes.items() if name not in values}
+        buffers = self._memory.check_bindings(arrays)
+        if values:
+            self._set(values)
+        for name, buffer in buffers.items():  # all or nothing: two may change places
+            self._core.bind(*self._memory.rebind(name, arrays[name], buffer))
+
+    def _set(self, changes: Mapping[str, Any]) -> None:
+        where = f"plan {self.plan.name}"
+        values = dict(self._values)
+        for name in changes:
+            variable = self.plan.variables[name]
+            if isinstance(variable, FloatVariable):
+                values[name] = checked_number(changes[name], f"{where}, {name}")
+            else:
+                values[name] = value_of(variable, changes, where)
+        refused = self._core.set([values[name] for name in self._names])
+        if refused is not None:
+            self._refuse(*refused, values=values)
+        self._values = values
+
+    def _refuse(
+        self,
+        number: int,
+        kind: str,
+        place: int,
+        why: str,
+        value: float,
+        *,
+        values: Mapping[str, Any],
+    ) -> None:
+        given = ", ".join(f"{name}={value}" for name, value in values.items())
+        launch = self._launches[number] if number >= 0 else None
+        what = SIZES[place] if kind == "size" else f"argument {place}"
+        if launch is not None and kind == "size":
+            what = f"{what} = {launch.sizes[place]}"
+        raise PlanError(
+            f"plan {self.plan.name}, {launch}: {what} is {value} with {given} ({why}); "
+            f"{self.device} cannot launch that: pass other values"
+        )
+
+    def _fail(self, done: int, code: int, number: int) -> None:
+        launch = self._launches[number] if number >= 0 else None
+        if self._core.failed_call:
+            reason = f"CUDA's driver refused: {self._core.driver_text(code)}"
+        else:
+            reason = f"reported {fault_text(code)}"
+        finished = f"{done} of {len(self._launches)} launches had finished, their results stay"
+        self._poison = f"plan {self.plan.name} failed at {launch or 'a launch'}, which {reason}"
+        raise LaunchError(f"{self._poison}; {finished}. Call reset() before running it again")
+
+    def reset(self) -> None:
+        """Let a plan that failed run again, from its first launch; memory is left as it is."""
+        with self._lock:
+            self._poison = None
+            self._runs = 0
+            if self._faults is not None:
+                zeros = np.zeros(self._faults.shape, np.uint32)
+                self._device.copy(self._faults, as_buffer(zeros))
+
+    def synchronize(self) -> None:
+        """Wait for everything that was run.
+
+        Raises:
+            LaunchError: A kernel reported a fault on the device: which launch. The plan is
+                poisoned.
+        """
+        self._device.synchronize()
+        if self._faults is None:
+            return
+        words = self._device.to_numpy(self._faults)
+        if words.any():
+            number = int(np.flatnonzero(words)[0])
+            self._fail(number, int(words[number]), number)
+
+    # -------------------------------------------------------------------------------------- memory
+
+    @property
+    def values(self) -> Mapping[str, int | float]:
+        """The values of the variables at the next run."""
+        return dict(self._values)
+
+    @property
+    def buffers(self) -> Mapping[str, Buffer]:
+        """The memory of each buffer of the plan, by name."""
+        return self._memory.by_name()
+
+    def write(self, name: str, array: Any) -> None:
+        """Copy an array into a buffer of the plan.
+
+        Raises:
+            PlanError: There is no such buffer.
+            LaunchError: The array has another size or dtype.
+        """
+        storage = self._memory.storage(name)
+        source = as_buffer(np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array)
+        if source.dtype != storage.dtype:
+            raise LaunchError(f"buffer {name}: expected {storage.dtype}, got {source.dtype}")
+        self._device.copy(self._memory.buffers[storage.number], source)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Wait, and return a copy of a buffer of the plan.
+
+        Raises:
+            PlanError: There is no such buffer.
+            LaunchError: A kernel reported a fault.
+        """
+        storage = self._memory.storage(name)
+        self.synchronize()
+        return self._device.to_numpy(self._memory.buffers[storage.number])
+
+    # ------------------------------------------------------------------------------------ watching
+
+    def watch(self, profiler: BrickProfiler | None, *, fingerprints: bool = False) -> None:
+        """Tell a profiler of every launch from now on; None stops it.
+
+        Args:
+            profiler: It gets a brick for each launch and, where its graph is enabled, a node with
+                the launches that it waited for.
+            fingerprints: Whether it also gets a trace of each launch with fingerprints of what
+                went in and came out, so that two runs can be compared. Default False.
+        """
+        self._watcher = None
+        if profiler is not None and isinstance(self._run, GuardedExecutor):
+            raise PlanError(
+                f"plan {self.plan.name} is checked, which no profiler watches; prepare it once more"
+            )
+        if profiler is not None:
+            self._watcher = Watcher(self, profiler, fingerprints)
+
+    def __repr__(self) -> str:
+        state = ", poisoned" if self._poison else ""
+        return f"<PreparedPlan {self.plan.name} on {self.device}, {self.executor}{state}>"
+
+
+def _compiled(cache: KernelCache, launches: Any, device: Device) -> tuple[CachedKernel, ...]:
+    known: dict[str, CachedKernel] = {}
+    for launch in launches:
+        if launch.kernel.digest not in known:
+            known[launch.kernel.digest] = cache.get_or_compile(launch.kernel, device)
+    return tuple(known[launch.kernel.digest] for launch in launches)
+
+
+def _alignments(launches: Sequence[Launch]) -> dict[int, int]:
+    """Return the most that a kernel asks of each storage's address, by number."""
+    found: dict[int, int] = {}
+    for launch in launches:
+        for param, buffer in launch.buffers():
+            number = buffer.storage.number
+            found[number] = max(param.align, found.get(number, 1))
+    return found
+
+
+def _bounds(variable: Variable | FloatVariable) -> tuple[int, int, bool]:
+    if isinstance(variable, FloatVariable):
+        return 0, 0, True
+    return variable.low, variable.high, False
+
+
+def _limits(device: Device) -> list[int]:
+    limits = device.limits
+    return [*limits.grid, *limits.block, limits.shared_bytes, limits.lanes]
+
+
+def _fault_words(device: Device, count: int) -> Buffer | None:
+    """Return a word for each launch, where the device's own one would not tell them apart."""
+    if device.kind != CUDA:
+        return None
+    words = device.allocate((count,), "u32")
+    device.copy(words, as_buffer(np.zeros(count, np.uint32)))
+    return words

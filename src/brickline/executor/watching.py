@@ -1,0 +1,251 @@
+"""What a profiler learns of a prepared plan: bricks, nodes with their dependencies, fingerprints.
+
+Launches are run one at a time inside their bricks; those of a parallel run are timed by the core
+and told afterwards, and those of a CUDA graph are captured once more with the profiler's events
+between them. With fingerprints every launch is waited for and its memory read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from brickline.buffers import Buffer
+from brickline.checksums import CHECKSUM_FLOATS
+from brickline.device.base import Device, open_device
+from brickline.errors import DeviceError
+from brickline.graph import TransferDirection
+from brickline.plan_buffers import PlanBuffer
+from brickline.plan_launches import FloatVariable, Launch
+from brickline.symbolic import Expr
+
+if TYPE_CHECKING:
+    from brickline.executor.prepared import PreparedPlan
+    from brickline.profiler import BrickProfiler
+
+Outcome = tuple[int, int, int]
+
+
+class Watcher:
+    """Runs a prepared plan for a profiler.
+
+    Args:
+        prepared: What is run.
+        profiler: Who is told.
+        fingerprints: Whether launches are traced with their tensors.
+    """
+
+    def __init__(self, prepared: PreparedPlan, profiler: BrickProfiler, fingerprints: bool) -> None:
+        self._prepared = prepared
+        self._profiler = profiler
+        self._fingerprints = fingerprints
+        self._core = prepared._core
+        self._launches: Sequence[Launch] = prepared._launches
+        self._names = trace_names(self._launches)
+        self._handles = [self._handle(launch) for launch in self._launches]
+        self._varying = [
+            launch.number
+            for launch in self._launches
+            if any(isinstance(each, Expr) for each in launch.work)
+        ]
+        self._captured: int | None = None
+        self._drawn_transfers = False
+
+    def _handle(self, launch: Launch) -> Any:
+        flops, moved = (evaluated(each, self._prepared.values) for each in launch.work)
+        return self._profiler.brick(
+            launch.brick, launch.layer, flops=float(flops or 0), bytes=moved or 0
+        )
+
+    def run(self, stream: int, position: int) -> Outcome:
+        """Run every launch and tell the profiler; arguments and result are an executor's."""
+        if not self._profiler.is_enabled():
+            return self._prepared._run.run(stream)
+        for number in self._varying:
+            self._handles[number] = self._handle(self._launches[number])
+        draw = self._profiler.is_graph_enabled()
+        self._core.set_timed(draw or self._prepared.executor == "parallel")
+        if self._fingerprints:
+            outcome = self._traced(stream, position)
+        elif self._prepared.executor == "graph":
+            outcome = self._replayed(stream)
+        elif self._prepared.executor == "parallel" and self._prepared.device == "CPU":
+            outcome = self._prepared._run.run(stream)
+            if not outcome[1]:
+                self._tell_times()
+        else:
+            outcome = self._one_by_one(stream)
+        if draw and not outcome[1]:
+            self._draw()
+        return outcome
+
+    def _one_by_one(self, stream: int) -> Outcome:
+        outcome = (0, 0, -1)
+        for number, handle in enumerate(self._handles):
+            with handle:
+                outcome = self._core.run_serial(stream, number, number + 1)
+            if outcome[1]:
+                return number, outcome[1], number
+        return len(self._handles), 0, outcome[2]
+
+    def _tell_times(self) -> None:
+        for launch, (_, began, ended) in zip(self._launches, self._core.times(), strict=True):
+            flops, moved = (evaluated(each, self._prepared.values) for each in launch.work)
+            self._profiler.timers.record_elapsed(
+                launch.brick,
+                max(ended - began, 0),
+                layer=launch.layer,
+                bytes_in=moved or 0,
+                flops=float(flops or 0),
+            )
+
+    def _replayed(self, stream: int) -> Outcome:
+        """Replay a graph in which the profiler's events stand between the launches."""
+        if self._captured is None:
+            self._captured = self._capture()
+        with self._profiler.replay(self._captured):
+            return self._core.run_captured(stream)
+
+    def _capture(self) -> int:
+        device = self._prepared._device
+        with device.capture_stream() as stream, self._profiler.capture() as number:
+            problem = self._core.begin_capture(stream)
+            try:
+                for at, handle in enumerate(self._handles):
+                    with handle:
+                        problem = problem or self._core.capture_launch(at)
+            finally:
+                problem = self._core.end_capture() or problem
+        if problem:
+            raise DeviceError(f"plan {self._prepared.plan.name}: cannot be captured: {problem}")
+        return number
+
+    # ------------------------------------------------------------------------------- fingerprints
+
+    def _traced(self, stream: int, position: int) -> Outcome:
+        device = self._prepared._device
+        for launch, handle, name in zip(self._launches, self._handles, self._names, strict=True):
+            buffers = [(param, self._buffer(each)) for param, each in launch.buffers()]
+            inputs = [
+                _kept(device, buffer) if param.access.writes else buffer
+                for param, buffer in buffers
+                if param.access.reads
+            ]
+            with handle:
+                outcome = self._core.run_serial(stream, launch.number, launch.number + 1)
+            if outcome[1]:
+                return launch.number, outcome[1], launch.number
+            device.synchronize()
+            self._profiler.trace(
+                name,
+                launch.layer,
+                position,
+                inputs=inputs,
+                outputs=[buffer for param, buffer in buffers if param.access.writes],
+                params={"kernel": launch.kernel.short, **self._scalars(launch)},
+            )
+        return len(self._launches), 0, -1
+
+    def _buffer(self, given: PlanBuffer) -> Buffer:
+        """Return a buffer of the plan as memory, at the values of this run."""
+        whole = self._prepared._memory.buffers[given.storage.number]
+        kind = Buffer if self._prepared.device == "CPU" else _OnDevice
+        return kind.at_address(
+            whole.address + given.offset,
+            [evaluated(size, self._prepared.values) for size in given.shape],
+            given.dtype,
+            kind=whole.kind,
+            number=whole.number,
+            owner=whole,
+        )
+
+    def _scalars(self, launch: Launch) -> dict[str, int | float]:
+        values = self._prepared.values
+        found: dict[str, int | float] = {}
+        for declared, given in zip(launch.kernel.signature, launch.arguments, strict=True):
+            if not isinstance(given, PlanBuffer):
+                found[declared.name] = evaluated(given, values)
+        return found
+
+    # -------------------------------------------------------------------------------------- graph
+
+    def _draw(self) -> None:
+        """Add a node for each launch, and an edge for each launch that it waited for."""
+        graph, prepared = self._profiler.graph, self._prepared
+        if not self._drawn_transfers:
+            self._drawn_transfers = True
+            for copy in prepared._memory.transfers:
+                to_device = copy.target != "CPU"
+                graph.add_transfer(
+                    f"{copy.source}:{copy.name}",
+                    copy.target,
+                    copy.nbytes,
+                    TransferDirection.HOST_TO_DEVICE
+                    if to_device
+                    else TransferDirection.DEVICE_TO_HOST,
+                )
+        times = self._core.times() if prepared.device == "CPU" else None
+        nodes: list[int] = []
+        for launch, name in zip(self._launches, self._names, strict=True):
+            sizes = [evaluated(size, prepared.values) for size in launch.sizes]
+            began, ended = (None, None) if times is None else times[launch.number][1:]
+            nodes.append(
+                graph.add_kernel(
+                    name,
+                    int(launch.kernel.digest[:16], 16),
+                    tuple(sizes[:3]),
+                    tuple(sizes[3:6]),
+                    sizes[6],
+                    timing_ns=None if began is None or ended is None else max(ended - began, 0),
+                    start_ns=began,
+                )
+            )
+            for earlier in launch.waits_for:
+                graph.add_dependency(nodes[earlier], nodes[-1])
+
+
+class _OnDevice(Buffer):
+    """Memory of a device that is traced: a checksum may have its first values."""
+
+    __slots__ = ()
+
+    def numpy(self) -> NDArray[Any]:
+        """Return as many values as a checksum looks at."""
+        count = min(math.prod(self.shape), CHECKSUM_FLOATS)
+        first = Buffer.at_address(
+            self.address, (count,), self.dtype, kind=self.kind, number=self.number, owner=self
+        )
+        return open_device(self.device).to_numpy(first)
+
+
+def trace_names(launches: Sequence[Launch]) -> list[str]:
+    """Return a name for each launch that no other launch of its layer has."""
+    seen: dict[tuple[str, int | None], int] = {}
+    names = []
+    for launch in launches:
+        kernel = launch.kernel.name
+        name = kernel if launch.brick == kernel else f"{launch.brick}.{kernel}"
+        count = seen[name, launch.layer] = seen.get((name, launch.layer), 0) + 1
+        names.append(name if count == 1 else f"{name}#{count}")
+    return names
+
+
+def evaluated(given: Any, values: Mapping[str, int | float]) -> Any:
+    """Return a scalar or size of a launch at the values of a run."""
+    if isinstance(given, Expr):
+        integers = {name: value for name, value in values.items() if isinstance(value, int)}
+        return given.evaluate(integers)
+    return values[given.name] if isinstance(given, FloatVariable) else given
+
+
+def _kept(device: Device, buffer: Buffer) -> Buffer:
+    """Return a copy of what a launch is about to change."""
+    copy = device.allocate(buffer.shape, buffer.dtype)
+    if buffer.nbytes:
+        device.copy(copy, buffer)
+    return type(buffer).at_address(
+        copy.address, copy.shape, copy.dtype, kind=copy.kind, number=copy.number, owner=copy
+    )

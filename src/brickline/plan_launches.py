@@ -1,0 +1,60 @@
+"""Launch: one launch of a plan, with its arguments, its shape and whom it waits for. Data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from brickline.hazards import Hazard
+from brickline.kernel import Kernel, Param
+from brickline.plan_buffers import Extent, PlanBuffer
+from brickline.symbolic import Expr
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FloatVariable:
+    """A floating-point number of a plan whose value is given at each run."""
+
+    name: str
+    default: float
+
+
+Argument: TypeAlias = PlanBuffer | int | float | Expr | FloatVariable
+SIZES = (
+    *(f"global_size[{axis}]" for axis in range(3)),
+    *(f"local_size[{axis}]" for axis in range(3)),
+    "shared_bytes",
+)
+"""What a launch shape has, in the launcher's order."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Launch:
+    """One launch of a plan."""
+
+    number: int
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+    """In the order of the kernel's signature."""
+    sizes: tuple[Extent, ...]
+    """The launch shape, in the order of `SIZES`."""
+    brick: str
+    layer: int | None
+    hazards: tuple[Hazard, ...]
+    """Every byte range for which it waits, and for whom."""
+    waits_for: tuple[int, ...]
+    """The launches that must have ended before it begins, in order."""
+    work: tuple[Extent | None, Extent | None] = (None, None)
+    """Estimated floating-point operations and bytes, where the kernel tells."""
+
+    def buffers(self) -> Iterator[tuple[Param, PlanBuffer]]:
+        """Yield its buffers with their parameters."""
+        for declared, given in zip(self.kernel.signature, self.arguments, strict=True):
+            if isinstance(declared, Param):
+                assert isinstance(given, PlanBuffer)
+                yield declared, given
+
+    def __str__(self) -> str:
+        where = "" if self.layer is None else f", layer {self.layer}"
+        return f"launch {self.number} ({self.kernel.name}{where})"

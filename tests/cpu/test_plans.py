@@ -1,0 +1,1066 @@
+"""Prepared plans on CPU: every executor the same bits, and every failure said and survived."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import brickline as bl
+from brickline.cache import KernelCache
+from brickline.errors import CompileError, DeviceError, LaunchError, PlanError, SymbolicError
+from brickline.graph_rows import EdgeKind, TransferDetail, TransferDirection
+from brickline.kernel import Kernel, Param, Scalar
+from brickline.kernels.catalog import residual, rms_norm, silu_gate, softmax
+from brickline.plan import Plan
+from brickline.plan_buffers import PlanBuffer
+from brickline.verdicts import Status
+
+ROWS, COLUMNS = 12, 512
+SIZE = ROWS * COLUMNS
+
+MIX = Kernel(
+    "mix",
+    """BRICKLINE void mix(Block& block, const float* x, float* y, int64_t n, float by) {
+           int64_t first = block.index() * 256;
+           block.each(minimum(n - first, int64_t(256)), [&](int64_t i) {
+               y[first + i] = y[first + i] * 0.5f + by * x[first + i];
+           });
+       }""",
+    [
+        *(Param("x", "f32", "n"), Param("y", "f32", "n", "read-write")),
+        *(Scalar("n", low=1, high=1 << 20), Scalar("by", "f32")),
+    ],
+    global_size="ceil_div(n, 256)",
+)
+SLOW = Kernel(
+    "slow",
+    """BRICKLINE void slow(Block& block, const float* x, float* y, int64_t n) {
+           float spent = x[0];
+           for (int64_t i = 0; i < 50000; ++i) spent = spent * 0.5f + 1.0f;
+           block.each(n, [&](int64_t i) { y[i] = x[i] - spent; });
+       }""",
+    [Param("x", "f32", "n"), Param("y", "f32", "n", "write"), Scalar("n", low=1)],
+)
+MEET = Kernel(
+    "meet",
+    """static int64_t arrived = 0;
+       BRICKLINE void meet(Block& block, float* y, int64_t wanted) {
+           if (!wanted) return;
+           int64_t both = (__atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST) + 1) / 2 * 2;
+           int64_t left = int64_t(1) << 33;
+           while (__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) < both && left) --left;
+           if (!left) block.fault(21);
+       }""",
+    [Param("y", "f32", 1, "write"), Scalar("wanted", high=1)],
+    pure=False,
+)
+"""Two launches of it wait until both run: what follows them finds two threads awake."""
+COUNT = Kernel(
+    "count",
+    """static int64_t calls = 0;
+       BRICKLINE void count(Block& block, float* y, int64_t n, int64_t restart) {
+           calls = restart ? 1 : calls + 1;
+           float number = float(calls);
+           block.each(n, [&](int64_t i) { y[i] += number; });
+       }""",
+    [Param("y", "f32", "n", "read-write"), Scalar("n", low=1), Scalar("restart", high=1)],
+    pure=False,
+    host_parallel_safe=False,
+)
+ALONE = Kernel(
+    "shuffle",
+    """static float kept[4096];
+       BRICKLINE void shuffle(Block& block, const float* x, float* y, int64_t n) {
+           for (int64_t i = 0; i < n; ++i) kept[i % 4096] = x[i];
+           for (int64_t i = 0; i < n; ++i) y[i] = kept[(n - 1 - i) % 4096];
+       }""",
+    [Param("x", "f32", "n"), Param("y", "f32", "n", "write"), Scalar("n", low=1)],
+    host_parallel_safe=False,
+)
+FAIL = Kernel(
+    "fail",
+    """BRICKLINE void fail(Block& block, const float* x, float* y, int64_t n, int64_t when) {
+           if (when) block.fault(20);
+           block.each(n, [&](int64_t i) { y[i] = x[i] + 1; });
+       }""",
+    [
+        *(Param("x", "f32", "n"), Param("y", "f32", "n", "write")),
+        *(Scalar("n", low=1), Scalar("when", high=1)),
+    ],
+)
+STRAY = Kernel(
+    "stray",
+    """BRICKLINE void stray(Block& block, const float* x, float* y, int64_t n, int64_t by) {
+           block.each(n, [&](int64_t i) { y[i] = x[i] + 1; });
+           block.once([&] { if (by) y[by] = 0.1f; });
+       }""",
+    [
+        *(Param("x", "f32", "n"), Param("y", "f32", "n", "write")),
+        *(Scalar("n", low=1), Scalar("by", low=-64, high=64)),
+    ],
+)
+GATE = Kernel(
+    "gate",
+    """BRICKLINE void gate(Block& block, int32_t* state) {
+           volatile int32_t* shared = state;
+           shared[0] = 1;
+           while (!shared[1]) {}
+       }""",
+    [Param("state", "i32", 2, "read-write")],
+)
+
+
+def scaled(by: float) -> Kernel:
+    return Kernel(
+        "scale",
+        "BRICKLINE void scale(Block& block, const float* x, float* y, int64_t n) {"
+        f" block.each(n, [&](int64_t i) {{ y[i] = {by!r}f * x[i]; }}); }}",
+        [Param("x", "f32", "n"), Param("y", "f32", "n", "write"), Scalar("n", low=1)],
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> KernelCache:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("no C++ compiler on the PATH")
+    return KernelCache(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps runs without a path out of the user's state directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.delenv("BRICKLINE_RUN", raising=False)
+
+
+def drawn(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def together(prepared: Any) -> Any:
+    """Settle a parallel plan on its threads, whatever is faster here."""
+    prepared._run.choose(1)
+    return prepared
+
+
+# ------------------------------------------------------------------------ random plans, bit for bit
+
+Launch = tuple[str, int, int, int, int, int]
+launches = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *("residual", "silu_gate", "rms_norm", "softmax", "mix", "count", "shuffle"),
+                *("vary", "slow", "slow"),  # while a slow one runs, what waits for it must wait
+            ]
+        ),
+        *(st.integers(0, 2),) * 2,
+        *(st.integers(0, ROWS - 1),) * 2,
+        st.integers(1, 5),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def arguments(
+    kind: str, source: Any, target: Any, rows: int, t: Any, n: Any
+) -> tuple[Kernel, dict[str, Any]]:
+    """A kernel over rows of two buffers, whatever these are made of."""
+    length = rows * COLUMNS
+    x, y = source.reshape(length), target.reshape(length)
+    if kind == "residual":
+        return residual(), {"a": x, "b": x, "y": y, "n": length}
+    if kind == "silu_gate":
+        return silu_gate(), {"gate": x, "up": x, "y": y, "n": length}
+    if kind == "mix":
+        return MIX, {"x": x, "y": y, "n": length, "by": t}
+    if kind == "count":
+        return COUNT, {"y": y, "n": length, "restart": 0}
+    if kind == "slow":
+        return SLOW, {"x": x, "y": y, "n": length}
+    if kind == "shuffle":
+        return ALONE, {"x": x, "y": y, "n": length}
+    if kind == "vary":
+        return MIX, {"x": x[:n], "y": y[:n], "n": n, "by": 0.25}
+    if kind == "softmax":
+        return softmax(), {"x": source, "y": target, "rows": rows, "n": COLUMNS}
+    weight = {"weight": x[:COLUMNS]}
+    return rms_norm(), {"x": source, "y": target, "rows": rows, "n": COLUMNS, "eps": 1e-5} | weight
+
+
+class Prefix:
+    """A planned view whose beginning of symbolic length is taken by the launch."""
+
+    def __init__(self, buffer: PlanBuffer) -> None:
+        self.buffer = buffer
+
+    def __getitem__(self, key: slice) -> PlanBuffer:
+        stop = key.stop
+        return self.buffer[:stop] if isinstance(stop, int) else self.buffer
+
+    def __repr__(self) -> str:
+        return repr(self.buffer)
+
+
+class Rows:
+    """Rows of a planned buffer, with NumPy's reshape."""
+
+    def __init__(self, buffer: PlanBuffer) -> None:
+        self.buffer = buffer
+
+    def reshape(self, length: int) -> Prefix:
+        return Prefix(self.buffer.reshape(length))
+
+
+def plain(value: Any) -> Any:
+    return value.buffer if isinstance(value, Prefix | Rows) else value
+
+
+def planned(program: list[Launch]) -> tuple[Plan, list[Launch]]:
+    """A plan, and those launches that it took: none reads what it writes."""
+    plan, taken = Plan("random"), []
+    t = plan.variable("t", dtype="f32", default=0.75)
+    n = plan.variable("n", 1, COLUMNS, default=100)
+    buffers = [plan.buffer(name, (ROWS, COLUMNS), "f32") for name in "abc"]
+    first = plan.buffer("first", 1, "f32")
+    plan.launch(COUNT, y=first, n=1, restart=1)  # counts from here on
+    meet = plan.variable("meet", 0, 1)
+    for name in ("m0", "m1"):
+        plan.launch(MEET, y=plan.buffer(name, 1, "f32"), wanted=meet)
+    for launch in program:
+        kind, source, target, begin, end, rows = launch
+        rows = min(rows, ROWS - max(begin, end))
+        x, y = buffers[source][begin : begin + rows], buffers[target][end : end + rows]
+        kernel, given = arguments(kind, Rows(x), Rows(y), rows, t, n)
+        try:
+            plan.launch(kernel, **{name: plain(value) for name, value in given.items()})
+        except PlanError:
+            continue
+        taken.append((kind, source, target, begin, end, rows))
+    return plan, taken
+
+
+def by_themselves(cache: KernelCache, taken: list[Launch], t: float, n: int) -> list[Any]:
+    """What launching each kernel by itself, in order, gives."""
+    arrays = [drawn(ROWS, COLUMNS, seed=seed) for seed in range(3)]
+    cache.get_or_compile(COUNT, "CPU").launch(y=np.zeros(1, np.float32), n=1, restart=1)
+    for kind, source, target, begin, end, rows in taken:
+        x, y = arrays[source][begin : begin + rows], arrays[target][end : end + rows]
+        kernel, given = arguments(kind, x, y, rows, t, n)
+        cache.get_or_compile(kernel, "CPU").launch(**given)
+    return arrays
+
+
+WAYS = [
+    *({"executor": "serial"}, {"executor": "serial", "checked": True}),
+    *({"executor": "parallel", "threads": threads} for threads in (1, 2, 3, 8)),
+]
+
+
+@given(program=launches)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_executor_has_the_bits_of_launches_by_themselves(
+    cache: KernelCache, program: list[Launch]
+) -> None:
+    plan, taken = planned(program)
+    for values in ({}, {"t": -1.5, "n": 1}, {"n": COLUMNS}):
+        settled = {**plan.defaults, **values}
+        expected = by_themselves(cache, taken, settled["t"], int(settled["n"]))
+        for way in WAYS:
+            prepared = plan.prepare("CPU", cache=cache, **way)
+            meets = way.get("threads", 1) > 1
+            if meets:
+                together(prepared)
+            for name, seed in zip("abc", range(3), strict=True):
+                prepared.write(name, drawn(ROWS, COLUMNS, seed=seed))
+            prepared(**values, meet=int(meets))
+            for name, array in zip("abc", expected, strict=True):
+                assert prepared.read(name).tobytes() == array.tobytes(), (way, name)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_a_plan_of_long_launches_has_the_same_bits_in_every_run(
+    cache: KernelCache, threads: int
+) -> None:
+    """Long enough that threads share it, in every run."""
+    plan, n = Plan("long"), 1 << 16
+    buffers = [plan.buffer(f"b{number}", n, "f32") for number in range(6)]
+    order = np.random.default_rng(threads).integers(0, 6, (24, 2))
+    for source, target in order[order[:, 0] != order[:, 1]]:
+        plan.launch(MIX, x=buffers[source], y=buffers[target], n=n, by=0.5)
+    plan.launch(COUNT, y=buffers[0], n=n, restart=1)
+    plan.launch(COUNT, y=buffers[1], n=n, restart=0)
+    serial = plan.prepare("CPU", cache=cache)
+    parallel = together(plan.prepare("CPU", "parallel", cache=cache, threads=threads))
+    for number in range(6):
+        for prepared in (serial, parallel):
+            prepared.write(f"b{number}", drawn(n, seed=number))
+    for _ in range(12):
+        serial()
+        parallel()
+        for number in range(6):
+            name = f"b{number}"
+            assert serial.read(name).tobytes() == parallel.read(name).tobytes()
+
+
+def test_a_parallel_plan_that_chooses_keeps_its_bits(cache: KernelCache) -> None:
+    plan, _ = planned([("mix", 0, 1, 0, 0, 5), ("mix", 0, 2, 0, 0, 5), ("softmax", 1, 0, 1, 6, 3)])
+    serial = plan.prepare("CPU", cache=cache)
+    parallel = plan.prepare("CPU", "parallel", cache=cache, threads=2)
+    for prepared in (serial, parallel):
+        prepared.write("a", drawn(ROWS, COLUMNS))
+    for _ in range(20):
+        serial()
+        parallel()
+        for name in "abc":
+            assert serial.read(name).tobytes() == parallel.read(name).tobytes()
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_independent_launches_run_at_the_same_time(cache: KernelCache, threads: int) -> None:
+    plan, _ = planned([])
+    together(plan.prepare("CPU", "parallel", cache=cache, threads=threads))(meet=1)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2", 5000])
+def test_threads_are_a_number(cache: KernelCache, threads: Any) -> None:
+    plan, _ = planned([("mix", 0, 1, 0, 0, 5)])
+    with pytest.raises(PlanError, match="threads: expected a number from 1 to 1024"):
+        plan.prepare("CPU", "parallel", cache=cache, threads=threads)
+
+
+# --------------------------------------------------------------------------------- what may change
+
+
+class Doubled:
+    """y = 2 x, prepared; n of 8 elements where it is a variable."""
+
+    def __init__(self, cache: KernelCache, executor: str = "serial", **options: Any) -> None:
+        self.plan = Plan("doubled")
+        self.n = self.plan.variable("n", 1, 8, default=8)
+        x, y = (self.plan.buffer(name, 8, "f32") for name in "xy")
+        self.plan.launch(residual(), a=x, b=x, y=y, n=self.n)
+        self.run = self.plan.prepare("CPU", executor, cache=cache, **options)
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_variables_change_from_run_to_run_and_stay(cache: KernelCache, executor: str) -> None:
+    run = Doubled(cache, executor).run
+    run.write("x", np.ones(8, np.float32))
+    for n, expected in ((3, 3), (None, 3), (5, 5), (1, 5)):
+        run(**({} if n is None else {"n": n}))
+        assert run.read("y").sum() == 2 * expected, "what lies beyond n is left"
+    assert run.values == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"n": 0}, SymbolicError, "expected n from 1 to 8, got 0"),
+        ({"n": 9}, SymbolicError, "expected n from 1 to 8, got 9"),
+        ({"n": 2.0}, SymbolicError, "expected n as an integer"),
+        ({"n": True}, SymbolicError, "expected n as an integer"),
+        ({"n": 10**30}, SymbolicError, "expected n"),
+        ({"m": 3}, PlanError, "has no buffer 'm'; it has x, y"),
+        ({"x": 3.0}, PlanError, "expected a Buffer or an array"),
+        ({"x": np.zeros(7, np.float32)}, PlanError, r"expected f32\[8\], got f32\[7\]"),
+        ({"x": np.zeros((2, 4), np.float32)}, PlanError, r"got f32\[2, 4\]"),
+        ({"x": np.zeros(8)}, PlanError, r"got f64\[8\]"),
+        ({"x": np.zeros(16, np.float32)[::2]}, PlanError, "contiguous"),
+        ({"y": np.frombuffer(bytes(32), np.float32)}, PlanError, "read-only memory"),
+        ({"stream": 7}, DeviceError, "CPU has no streams"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(
+    cache: KernelCache, change: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    run = Doubled(cache).run
+    run.write("x", np.ones(8, np.float32))
+    before = {name: buffer.address for name, buffer in run.buffers.items()}
+    with pytest.raises(error, match=words):
+        run(**change)
+    assert {name: buffer.address for name, buffer in run.buffers.items()} == before
+    assert not run.read("y").any(), "nothing ran"
+    assert run().read("y").sum() == 16
+    assert run.values == {"n": 8}
+
+
+def test_one_change_that_does_not_fit_keeps_the_others_out(cache: KernelCache) -> None:
+    run = Doubled(cache).run
+    before = {name: buffer.address for name, buffer in run.buffers.items()}
+    fresh = np.ones(8, np.float32)
+    for bad in ({"y": np.zeros(3)}, {"n": 99}, {"other": 1}):
+        with pytest.raises(bl.BricklineError):
+            run(x=fresh, **({"n": 4} | bad))
+    assert {name: buffer.address for name, buffer in run.buffers.items()} == before
+    assert run.values == {"n": 8}
+
+
+def test_a_float_too_large_for_its_kernel_is_refused(cache: KernelCache) -> None:
+    plan = Plan("float")
+    t = plan.variable("t", dtype="f32")
+    plan.launch(MIX, x=plan.buffer("x", 8, "f32"), y=plan.buffer("y", 8, "f32"), n=8, by=t)
+    run = plan.prepare("CPU", cache=cache)
+    for value in (1e300, "1", True, None):
+        with pytest.raises(PlanError, match="t"):
+            run(t=value)
+    assert run(t=float("inf")).values == {"t": float("inf")}
+
+
+def test_buffers_are_rebound_to_other_memory(cache: KernelCache) -> None:
+    run = Doubled(cache).run
+    x, y = np.full(8, 3, np.float32), np.zeros(8, np.float32)
+    run(x=x, y=y)
+    assert y.tolist() == [6] * 8
+    x[:] = 4
+    run()
+    assert y.tolist() == [8] * 8, "the memory is used, not copied"
+    assert run.read("y").tolist() == [8] * 8
+    again = np.zeros(8, np.float32)
+    run(y=again, n=2)
+    assert again.tolist() == [8] * 2 + [0] * 6
+    assert y.tolist() == [8] * 8
+
+
+def test_two_buffers_change_places(cache: KernelCache) -> None:
+    a, b = np.ones(8, np.float32), np.zeros(8, np.float32)
+    run = Doubled(cache, bind={"x": a, "y": b}).run
+    for step in range(1, 7):
+        run(**({"x": a, "y": b} if step % 2 else {"x": b, "y": a}))
+    assert (a[0], b[0]) == (64, 32)
+
+
+def test_plain_memory_is_bound(cache: KernelCache) -> None:
+    plan = Plan("bytes")
+    kernel = Kernel(
+        "invert",
+        "BRICKLINE void invert(Block& block, uint8_t* x) {"
+        " block.each(4, [&](int64_t i) { x[i] = uint8_t(255 - x[i]); }); }",
+        [Param("x", "u8", 4, "read-write")],
+    )
+    plan.launch(kernel, x=plan.buffer("x", 4, "u8"))
+    memory, other = bytearray(b"\0\1\2\3"), bytearray(4)
+    run = plan.prepare("CPU", cache=cache, bind={"x": memory})
+    run()
+    assert memory == b"\xff\xfe\xfd\xfc"
+    run(x=other)
+    assert other == b"\xff" * 4
+    with pytest.raises(BufferError, match="re-sized"):
+        other.append(0)
+    memory.append(0)  # nobody uses it any more
+    with pytest.raises(PlanError, match="read-only"):
+        run(x=bytes(4))
+
+
+@pytest.mark.parametrize("shift", [0, 3, -3, 7])
+def test_memory_that_would_alias_is_refused(cache: KernelCache, shift: int) -> None:
+    run = Doubled(cache).run
+    memory = np.ones(24, np.float32)
+    run(y=memory[8:16])
+    kept = run.read("y").tobytes()
+    before = run.buffers["x"].address
+    with pytest.raises(PlanError, match="x and y overlap, which was not planned"):
+        run(x=memory[8 + shift : 16 + shift])
+    assert run.buffers["x"].address == before
+    assert run().read("y").tobytes() == kept
+    assert memory[:8].tolist() == memory[16:].tolist() == [1] * 8
+    run(x=memory[16:])
+    assert memory[8:16].tolist() == [2] * 8
+
+
+def test_bound_memory_that_aliases_is_refused_unless_planned_so(cache: KernelCache) -> None:
+    memory = np.arange(12, dtype=np.float32)
+    plan = Doubled(cache).plan
+    with pytest.raises(PlanError, match="x and y overlap"):
+        plan.prepare("CPU", cache=cache, bind={"x": memory[:8], "y": memory[4:]})
+    plan = Plan("aliased")
+    low, high = plan.buffer("low", array=memory[:8]), plan.buffer("high", array=memory[4:])
+    plan.launch(residual(), a=low[:4], b=low[:4], y=high[:4], n=4)
+    plan.launch(residual(), a=low[4:], b=low[4:], y=high[4:], n=4)
+    assert plan.launches[1].waits_for == (0,)
+    run = plan.prepare("CPU", cache=cache)
+    run()
+    assert memory.tolist() == [0, 1, 2, 3, 0, 2, 4, 6, 0, 4, 8, 12]
+    with pytest.raises(PlanError, match="were planned over memory that overlaps"):
+        run(low=np.zeros(8, np.float32))
+    with pytest.raises(PlanError, match="cannot be checked apart"):
+        plan.prepare("CPU", cache=cache, checked=True)
+
+
+def test_memory_that_kernels_cannot_load_from_is_refused(cache: KernelCache) -> None:
+    kernel = Kernel(
+        "wide",
+        "BRICKLINE void wide(Block& block, float* x) {"
+        " block.each(4, [&](int64_t i) { x[i] = 1; }); }",
+        [Param("x", "f32", 4, "write", align=16)],
+    )
+    plan = Plan("wide")
+    plan.launch(kernel, x=plan.buffer("x", 4, "f32"))
+    memory = np.zeros(64, np.uint8)
+    start = -memory.ctypes.data % 16 + 4
+    odd = memory[start : start + 16].view(np.float32)
+    with pytest.raises(PlanError, match="aligned to 16 bytes"):
+        plan.prepare("CPU", cache=cache, bind={"x": odd})
+    with pytest.raises(PlanError, match="aligned to 16 bytes"):
+        plan.prepare("CPU", cache=cache)(x=odd)
+    assert not memory.any()
+
+
+def test_arrays_of_another_device_are_refused(cache: KernelCache) -> None:
+    run = Doubled(cache).run
+    elsewhere = bl.open_device("NULL").allocate((8,), "f32")
+    with pytest.raises(PlanError, match=r"x was given memory of NULL: .*prepared.write\('x'"):
+        run(x=elsewhere)
+
+
+def test_writing_and_reading_check_what_they_are_given(cache: KernelCache) -> None:
+    run = Doubled(cache).run
+    for name in ("write", "read"):
+        with pytest.raises(PlanError, match="has no buffer 'w'"):
+            getattr(run, name)("w", *([np.zeros(8)] if name == "write" else []))
+    for bad in (np.zeros(8), np.zeros(7, np.float32), [1.0] * 8):
+        with pytest.raises(LaunchError):
+            run.write("x", bad)
+    run.write("x", np.zeros(16, np.float32)[::2])
+    copied = run.read("x")
+    copied[:] = 7
+    assert not run.read("x").any()
+
+
+def test_read_only_memory_is_bound_where_it_is_declared(cache: KernelCache) -> None:
+    plan, fixed = Plan("weights"), np.ones(8, np.float32)
+    fixed.flags.writeable = False
+    w = plan.buffer("w", 8, "f32", read_only=True)
+    plan.launch(residual(), a=w, b=w, y=plan.buffer("y", 8, "f32"), n=8)
+    run = plan.prepare("CPU", cache=cache, bind={"w": fixed})
+    assert run().read("y").tolist() == [2] * 8
+    with pytest.raises(LaunchError, match="read-only"):
+        run.write("w", np.zeros(8, np.float32))
+    with pytest.raises(PlanError, match="bound to read-only memory; declare"):
+        plan.prepare("CPU", cache=cache, bind={"y": fixed})
+
+
+# ------------------------------------------------------------------------------------------- torch
+
+
+def test_tensors_are_bound_and_watched(cache: KernelCache) -> None:
+    torch = pytest.importorskip("torch")
+    run = Doubled(cache).run
+    x, y = torch.full((8,), 3.0), torch.zeros(8)
+    run(x=x, y=y)
+    assert y.tolist() == [6.0] * 8
+    with pytest.raises(PlanError, match=r"got f64\[8\]"):
+        run(x=torch.zeros(8, dtype=torch.float64))
+    with pytest.raises(PlanError, match="contiguous"):
+        run(x=torch.zeros(8, 2)[:, 0])
+    y.resize_(1 << 16)
+    with pytest.raises(PlanError, match=r"bound to y was resized or freed.*prepared\(y=array\)"):
+        run()
+    run(y=torch.zeros(8))
+    x.set_(torch.ones(8))
+    with pytest.raises(PlanError, match="bound to x was resized or freed"):
+        run()
+    assert run(x=x).read("y").tolist() == [2.0] * 8
+
+
+def test_an_array_that_was_resized_is_noticed(cache: KernelCache) -> None:
+    run, y = Doubled(cache).run, np.zeros(8, np.float32)
+    run(y=y)
+    with pytest.raises(ValueError, match="refcheck"):
+        y.resize(1 << 16)
+    y.resize(1 << 16, refcheck=False)
+    with pytest.raises(PlanError, match="bound to y was resized or freed"):
+        run()
+    run(y=np.zeros(8, np.float32))
+
+
+def test_a_tensor_replaced_by_an_array_is_not_watched_any_more(cache: KernelCache) -> None:
+    torch = pytest.importorskip("torch")
+    run = Doubled(cache).run
+    y = torch.zeros(8)
+    run(y=y)
+    run(y=np.zeros(8, np.float32))
+    y.resize_(1 << 16)
+    run()
+
+
+# ----------------------------------------------------------------------------------------- failures
+
+
+def failing(cache: KernelCache, executor: str, **options: Any) -> Any:
+    """A chain of three, the second of which fails when it is told to."""
+    plan = Plan("chain")
+    when = plan.variable("when", 0, 1)
+    buffers = [plan.buffer(f"b{number}", 8, "f32") for number in range(4)]
+    for number in range(3):
+        fails = {"when": when if number == 1 else 0}
+        plan.launch(FAIL, x=buffers[number], y=buffers[number + 1], n=8, **fails)
+    return plan.prepare("CPU", executor, cache=cache, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"executor": "serial"},
+        {"executor": "parallel", "threads": 3},
+        {"executor": "serial", "checked": True},
+    ],
+)
+def test_a_plan_that_fails_says_where_and_is_poisoned_until_reset(
+    cache: KernelCache, options: dict[str, Any]
+) -> None:
+    run = failing(cache, **options)
+    if "threads" in options:
+        together(run)
+    run()
+    run.write("b0", np.full(8, 10, np.float32))
+    words = (
+        r"plan chain failed at launch 1 \(fail\), which reported fault 20: .*; "
+        "1 of 3 launches had finished, their results stay"
+    )
+    with pytest.raises(LaunchError, match=words):
+        run(when=1)
+    assert run.read("b1").tolist() == [11] * 8, "what came before it stays"
+    assert run.read("b3").tolist() == [3] * 8, "what comes after it did not run"
+    assert "poisoned" in repr(run)
+    for _ in range(2):
+        with pytest.raises(PlanError, match=r"launch 1 \(fail\).*fault 20.*call reset\(\)"):
+            run(when=0)
+    run.reset()
+    assert run.values == {"when": 1}, "a poisoned plan takes no values"
+    assert run(when=0).read("b3").tolist() == [13] * 8
+    assert "poisoned" not in repr(run)
+
+
+def test_independent_launches_that_fail_name_the_first(cache: KernelCache) -> None:
+    plan = Plan("wide")
+    for number in range(6):
+        x, y = (plan.buffer(f"{name}{number}", 8, "f32") for name in "xy")
+        plan.launch(FAIL, x=x, y=y, n=8, when=int(number in (2, 4)))
+    for executor, threads in (("serial", None), ("parallel", 2), ("parallel", 8)):
+        run = plan.prepare("CPU", executor, cache=cache, threads=threads)
+        if threads:
+            together(run)
+        with pytest.raises(LaunchError, match=r"failed at launch 2 \(fail\).*2 of 6"):
+            run()
+        assert run.read("y1").tolist() == [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        (8, r"launch 1 \(stray\).*of y, which has 32 bytes: first 0 bytes after its end, 4 bytes"),
+        (11, "first 12 bytes after its end"),
+        (-1, "first 4 bytes before it"),
+        (-5, "first 20 bytes before it"),
+    ],
+)
+def test_a_kernel_that_writes_out_of_bounds_is_named(
+    cache: KernelCache, by: int, words: str
+) -> None:
+    plan = Plan("stray")
+    shift = plan.variable("shift", -64, 64, default=0)
+    x, y, z = (plan.buffer(name, 8, "f32") for name in "xyz")
+    plan.launch(STRAY, x=x, y=z, n=8, by=0)
+    plan.launch(STRAY, x=z, y=y, n=8, by=shift)
+    memory = np.full(24, 5, np.float32)
+    run = plan.prepare("CPU", cache=cache, checked=True, bind={"y": memory[8:16]})
+    with pytest.raises(LaunchError, match=words):
+        run(shift=by)
+    assert memory.tolist() == [5] * 24, "what surrounds it stays, and so does what it held"
+    assert run.read("z").tolist() == [1] * 8, "results before it stay"
+    with pytest.raises(PlanError, match=r"stray.*call reset\(\)"):
+        run(shift=0)
+    run.reset()
+    run(shift=0)
+    assert memory[8:16].tolist() == [2] * 8
+
+
+def test_a_write_outside_of_a_view_is_named_though_it_is_inside_of_the_buffer(
+    cache: KernelCache,
+) -> None:
+    plan = Plan("inside")
+    x, y = plan.buffer("x", 8, "f32"), plan.buffer("y", 8, "f32")
+    plan.launch(STRAY, x=x[:4], y=y[2:6], n=4, by=5)
+    run = plan.prepare("CPU", cache=cache, checked=True)
+    with pytest.raises(LaunchError, match=r"of y, .*at byte 28, outside of what the launch decl"):
+        run()
+    assert not run.read("y").any()
+
+
+def test_a_compiler_that_refuses_is_quoted(cache: KernelCache) -> None:
+    plan = Plan("broken")
+    source = "BRICKLINE void broken(Block& block, float* y) { y[0] = nonsense; }"
+    kernel = Kernel("broken", source, [Param("y", "f32", 1, "write")])
+    plan.launch(kernel, y=plan.buffer("y", 1, "f32"))
+    with pytest.raises(CompileError, match="nonsense"):
+        plan.prepare("CPU", cache=cache)
+    plan.prepare("NULL", cache=cache)
+
+
+def test_a_launch_shape_that_the_device_has_not_is_refused_before_anything_runs(
+    cache: KernelCache,
+) -> None:
+    kernel = Kernel(
+        "many",
+        "BRICKLINE void many(Block& block, float* y, int64_t n) {"
+        " block.once([&] { y[0] = float(n); }); }",
+        [Param("y", "f32", 1, "write"), Scalar("n", low=0, high=1 << 20)],
+        local_size="n",
+    )
+    plan = Plan("many")
+    n = plan.variable("n", 0, 1 << 20, default=32)
+    plan.launch(kernel, y=plan.buffer("y", 1, "f32"), n=n)
+    run = plan.prepare("CPU", cache=cache)
+    assert run().read("y")[0] == 32
+    for value in (0, 1 << 20):
+        with pytest.raises(PlanError, match=r"launch 0 \(many\): local_size\[0\] = n is"):
+            run(n=value)
+    assert run().read("y")[0] == 32, "the last values that fitted stay"
+
+
+# -------------------------------------------------------------------------------- threads and forks
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_a_plan_is_run_by_one_thread_at_a_time(cache: KernelCache, executor: str) -> None:
+    plan, flags = Plan("gate"), np.zeros(2, np.int32)
+    plan.launch(GATE, state=plan.buffer("state", 2, "i32"))
+    run = plan.prepare("CPU", executor, cache=cache, bind={"state": flags})
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        while not flags[0]:
+            pass
+        with pytest.raises(PlanError, match="running in another thread; prepare it once for each"):
+            run()
+        with pytest.raises(PlanError, match="running in another thread"):
+            run(state=np.ones(2, np.int32))
+        assert run.buffers["state"].address == flags.ctypes.data
+    finally:
+        flags[1] = 1
+        thread.join()
+    run()
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run `work` in threads that begin together."""
+    ready, failures = threading.Barrier(count), []
+
+    def body(number: int) -> None:
+        try:
+            ready.wait()
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_one_plan_is_prepared_for_several_threads(cache: KernelCache, executor: str) -> None:
+    plan, n = Plan("shared"), 1 << 15
+    buffers = [plan.buffer(f"b{number}", n, "f32") for number in range(5)]
+    for number in range(1, 5):
+        plan.launch(MIX, x=buffers[0], y=buffers[number], n=n, by=float(number))
+    runs = [plan.prepare("CPU", executor, cache=cache, threads=3) for _ in range(3)]
+
+    def work(number: int) -> None:
+        run = runs[number] if executor == "serial" else together(runs[number])
+        run.write("b0", drawn(n, seed=number))
+        for _ in range(10):
+            run()
+
+    in_threads(3, work)
+    for number, run in enumerate(runs):
+        expected = np.zeros(n, np.float32)
+        for _ in range(10):
+            cache.get_or_compile(MIX, "CPU").launch(drawn(n, seed=number), expected, n, 2.0)
+        assert run.read("b2").tobytes() == expected.tobytes()
+
+
+def test_threads_that_fight_for_one_plan_break_nothing(cache: KernelCache) -> None:
+    run = Doubled(cache).run
+    run.write("x", np.ones(8, np.float32))
+    refused = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            try:
+                run(n=8)
+            except PlanError as error:
+                refused.append(str(error))
+
+    in_threads(4, work)
+    assert all("running in another thread" in each for each in refused)
+    assert run().read("y").tolist() == [2] * 8
+
+
+FORKED = """
+import os, sys, warnings
+import numpy as np
+from brickline.cache import KernelCache
+from brickline.kernels.catalog import residual
+from brickline.plan import Plan
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+cache, n = KernelCache(sys.argv[1]), 1 << 16
+def prepared(name):
+    plan = Plan(name)
+    x = plan.buffer("x", n, "f32")
+    for number in range(4):
+        plan.launch(residual(), a=x, b=x, y=plan.buffer(f"y{number}", n, "f32"), n=n)
+    run = plan.prepare("CPU", "parallel", threads=4, cache=cache)
+    run._run.choose(1)
+    run.write("x", np.ones(n, np.float32))
+    return run
+def works(run):
+    for _ in range(10):
+        run()
+    return all(run.read(f"y{number}").tolist() == [2] * n for number in range(4))
+run = prepared("parent")
+assert works(run)
+child = os.fork()
+if child == 0:
+    os._exit(0 if works(prepared("child")) and works(run) else 1)
+assert works(run)
+assert os.waitpid(child, 0)[1] == 0
+assert works(run)
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own(cache: KernelCache, tmp_path: Path) -> None:
+    package = str(Path(bl.__file__).parents[1])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    program = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKED, str(tmp_path / "cache")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (program.returncode, program.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def test_a_prepared_plan_outlives_the_names_of_its_plan(cache: KernelCache) -> None:
+    made = Doubled(cache)
+    run = made.run
+    del made
+    gc.collect()
+    run.write("x", np.ones(8, np.float32))
+    assert run().read("y").tolist() == [2] * 8
+
+
+def test_arrays_live_as_long_as_they_are_used(cache: KernelCache) -> None:
+    plan, x = Plan("arrays"), np.ones(8, np.float32)
+    y, other = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    seen = [weakref.ref(each) for each in (x, y, other)]
+    plan.launch(residual(), a=x, b=x, y=plan.buffer("y", 8, "f32"), n=8)
+    run = plan.prepare("CPU", cache=cache, bind={"y": y})
+    del x, y
+    gc.collect()
+    assert run().read("y").tolist() == [2] * 8
+    run(y=other)
+    del other
+    gc.collect()
+    alive = [reference() is not None for reference in seen]
+    assert alive == [True, False, True], "what was bound before is given back"
+    del run, plan
+    gc.collect()
+    assert [reference() for reference in seen] == [None] * 3
+
+
+def test_a_run_with_changes_leaks_nothing(cache: KernelCache) -> None:
+    run = Doubled(cache).run
+    arrays = [np.zeros(8, np.float32) for _ in range(2)]
+    counts = []
+    for _ in range(3):
+        for number in range(50):
+            run(x=arrays[number % 2], n=number % 8 + 1)
+        gc.collect()
+        counts.append([sys.getrefcount(each) for each in arrays])
+    assert counts[0] == counts[1] == counts[2]
+
+
+# --------------------------------------------------------------------------------------- profilers
+
+
+def watched_plan() -> Plan:
+    """Two layers, of which the second kernel of each occurs twice."""
+    plan = Plan("model")
+    x = plan.buffer("x", (2, 64), "f32")
+    w = plan.buffer("w", 64, "f32", read_only=True)
+    h, g = plan.buffer("h", (2, 64), "f32"), plan.buffer("g", 128, "f32")
+    for layer in range(2):
+        plan.launch(
+            *(rms_norm(),),
+            **{"x": x, "weight": w, "y": h, "rows": 2, "n": 64, "eps": 1e-5},
+            **{"brick": "RmsNorm", "layer": layer},
+        )
+        flat = h.reshape(128)
+        plan.launch(silu_gate(), gate=flat, up=flat, y=g, n=128, brick="Gate", layer=layer)
+        plan.launch(residual(), a=g[:64], b=flat[:64], y=x[0], n=64, brick="Add", layer=layer)
+        plan.launch(residual(), a=g[64:], b=flat[64:], y=x[1], n=64, brick="Add", layer=layer)
+    return plan
+
+
+def filled(run: Any) -> Any:
+    run.write("x", drawn(2, 64))
+    run.write("w", np.ones(64, np.float32))
+    return run
+
+
+@pytest.fixture
+def profiler() -> Iterator[bl.BrickProfiler]:
+    made = bl.BrickProfiler("plans", enabled=True, graph=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+@pytest.mark.parametrize("fingerprints", [False, True])
+def test_a_profiler_is_told_of_bricks_layers_and_dependencies(
+    cache: KernelCache, profiler: bl.BrickProfiler, executor: str, fingerprints: bool
+) -> None:
+    plan = watched_plan()
+    options = {"profiler": profiler, "fingerprints": fingerprints}
+    run = filled(plan.prepare("CPU", executor, cache=cache, threads=2, **options))
+    if executor == "parallel":
+        together(run)
+    for _ in range(3):
+        run()
+    for name, count in (("RmsNorm", 6), ("Gate", 6), ("Add", 12)):
+        assert profiler.brick_stats(name).count == count
+    nodes = profiler.graph.kernel_nodes()
+    places = {node.id: place for place, node in enumerate(nodes)}
+    assert len(nodes) == 3 * len(plan.launches)
+    for place, launch in enumerate(plan.launches * 3):
+        edges = profiler.graph.incoming_edges(nodes[place].id)
+        found = [places[edge.source] for edge in edges if edge.kind is EdgeKind.DEPENDS_ON]
+        first = place - launch.number
+        assert sorted(found) == [first + earlier for earlier in launch.waits_for]
+    expected = filled(plan.prepare("CPU", cache=cache))
+    for _ in range(3):
+        expected()
+    assert run.read("x").tobytes() == expected.read("x").tobytes(), "watching changes nothing"
+
+
+def test_traces_have_names_of_their_own(cache: KernelCache, profiler: bl.BrickProfiler) -> None:
+    run = watched_plan().prepare("CPU", cache=cache, profiler=profiler, fingerprints=True)
+    filled(run)()
+    run()
+    traces = profiler.kernel_traces()
+    keys = [(trace.kernel_name, trace.layer_idx, trace.position) for trace in traces]
+    assert len(set(keys)) == len(keys) == 16
+    assert [name for name, layer, position in keys if (layer, position) == (1, 0)] == [
+        *("RmsNorm.rms_norm", "Gate.silu_gate", "Add.residual", "Add.residual#2")
+    ]
+
+
+def test_copies_to_the_device_are_drawn(cache: KernelCache, profiler: bl.BrickProfiler) -> None:
+    plan = Plan("copied")
+    w = plan.buffer("w", array=np.ones(8, np.float32))
+    plan.launch(residual(), a=w, b=w, y=plan.buffer("y", 8, "f32"), n=8)
+    run = plan.prepare("NULL", cache=cache, profiler=profiler)
+    run()
+    run()
+    details = [node.detail for node in profiler.graph.nodes()]
+    (copied,) = [detail for detail in details if isinstance(detail, TransferDetail)]
+    assert (copied.source, copied.target, copied.size_bytes) == ("CPU:w", "NULL", 32)
+    assert copied.direction is TransferDirection.HOST_TO_DEVICE
+
+
+def test_a_failure_is_the_same_under_a_profiler(
+    cache: KernelCache, profiler: bl.BrickProfiler
+) -> None:
+    for options in ({"executor": "serial"}, {"executor": "parallel", "threads": 2}):
+        for fingerprints in (False, True):
+            run = failing(cache, **options, profiler=profiler, fingerprints=fingerprints)
+            with pytest.raises(LaunchError, match=r"failed at launch 1 \(fail\).*1 of 3"):
+                run(when=1)
+            assert run.read("b1").tolist() == [1] * 8
+            run.reset()
+            assert run(when=0).read("b3").tolist() == [3] * 8
+
+
+def test_watching_ends_and_a_disabled_profiler_hears_nothing(
+    cache: KernelCache, profiler: bl.BrickProfiler
+) -> None:
+    run = Doubled(cache, profiler=profiler).run
+    run()
+    profiler.disable()
+    run()
+    profiler.enable()
+    run.watch(None)
+    run()
+    assert profiler.brick_stats("residual").count == 1
+
+
+def test_a_checked_plan_is_not_watched(cache: KernelCache, profiler: bl.BrickProfiler) -> None:
+    with pytest.raises(PlanError, match="is checked, which no profiler watches"):
+        Doubled(cache, checked=True, profiler=profiler)
+
+
+# --------------------------------------------------------------------------------------- comparison
+
+
+def recorded(path: Path, cache: KernelCache, executor: str, wrong: float = 2.0) -> Path:
+    """Two runs of a plan of three layers, the scale of whose second one may be wrong."""
+    plan = Plan("model")
+    x = plan.buffer("x", (4, 64), "f32")
+    w = plan.buffer("w", 64, "f32", read_only=True)
+    h, a = plan.buffer("h", (4, 64), "f32"), plan.buffer("a", 256, "f32")
+    for layer in range(3):
+        plan.launch(
+            *(rms_norm(),),
+            **{"x": x, "weight": w, "y": h, "rows": 4, "n": 64, "eps": 1e-5, "layer": layer},
+        )
+        flat = h.reshape(256)
+        plan.launch(scaled(wrong if layer == 1 else 2.0), x=flat, y=a, n=256, layer=layer)
+        plan.launch(silu_gate(), gate=a, up=flat, y=x.reshape(256), n=256, layer=layer)
+    profiler = bl.BrickProfiler(path.stem, enabled=True, path=path)
+    run = plan.prepare("CPU", executor, cache=cache, profiler=profiler, fingerprints=True)
+    run.write("x", drawn(4, 64))
+    run.write("w", np.ones(64, np.float32))
+    run()
+    run()
+    profiler.close()
+    return path
+
+
+def test_two_recorded_runs_of_one_plan_match(cache: KernelCache, tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "serial.brick", cache, "serial")
+    report = bl.compare(recorded(tmp_path / "parallel.brick", cache, "parallel"), reference)
+    assert report.status is Status.MATCHED
+    assert not report.findings
+
+
+def test_a_kernel_that_was_planted_wrong_is_the_first_suspect(
+    cache: KernelCache, tmp_path: Path
+) -> None:
+    reference = recorded(tmp_path / "right.brick", cache, "serial")
+    report = bl.compare(recorded(tmp_path / "wrong.brick", cache, "serial", 2.5), reference)
+    assert report.status is Status.DIVERGED
+    assert (report.findings[0].name, report.findings[0].layer_idx) == ("scale", 1)
