@@ -17,10 +17,12 @@ from brickline.checking.backward_evidence import with_weights
 from brickline.checking.causes import explain
 from brickline.checking.evidence import Evidence
 from brickline.checking.kernels import as_callable
+from brickline.checking.plans import PlanModule
 from brickline.checking.repro import write_repro
 from brickline.checking.session import Progress, Session
 from brickline.checking.writing import report_of, worded
 from brickline.errors import UsageError
+from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel
 from brickline.verdicts import GUILTY, DivergenceReport, Finding
 
@@ -41,15 +43,19 @@ def conduct(
 ) -> DivergenceReport:
     """Check a candidate and report."""
     accepted = load_accepted(accept)
-    if isinstance(candidate, Kernel):
-        candidate = as_callable(candidate)
-    if isinstance(reference, Kernel):
-        reference = as_callable(reference)
+    candidate, reference = _as_model(candidate), _as_model(reference)
     if reference is None:
         report = check_alone(candidate, drive=drive, progress=progress, repro=repro)
     else:
         report = _against(candidate, reference, drive, progress, repro)
     return apply_accepted(report, accepted) if accepted else report
+
+
+def _as_model(given: Any) -> Any:
+    """Return a kernel as a function of tensors and a prepared plan as a module."""
+    if isinstance(given, Kernel):
+        return as_callable(given)
+    return PlanModule(given) if isinstance(given, PreparedPlan) else given
 
 
 def _against(
