@@ -1,4 +1,4 @@
-"""``brickline demo``: a small real transformer, first as a port that goes wrong, then profiled."""
+"""``brickline demo``: a port that goes wrong, then a decoder that is profiled and compared."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from brickline.commands.demo_decoder import CONFIG, DemoDecoder, cuda_device, decoded
 from brickline.commands.demo_divergence import (
     Decode,
     Port,
@@ -19,8 +20,9 @@ from brickline.commands.demo_divergence import (
     first_not_close,
     record_decode,
 )
-from brickline.commands.demo_model import DemoModel, ModelConfig
+from brickline.commands.demo_model import DemoModel
 from brickline.comparison.comparing import compare
+from brickline.decoder import Decoding
 from brickline.errors import RunExists
 from brickline.peaks import keep_peaks, load_peaks, measure_peaks
 from brickline.profile import profile_from_run
@@ -51,14 +53,14 @@ def demo(
     tokens: Annotated[int, typer.Option(min=1, max=1500, help="Tokens to decode.")] = 400,
     force: Annotated[bool, typer.Option("--force", help="Replace a run at --out.")] = False,
 ) -> None:
-    """Find the wrong brick in a port of a small transformer, then show where the time goes.
+    """Find the wrong brick in a port, then show where a decoder's time goes, on every device.
 
     Example: brickline demo --tokens 100
     """
     console = Console()
     path = out if out is not None else _free_path()
     page = path.with_suffix(".html")
-    for taken in (path, *_compared(path), page):
+    for taken in (path, *_compared(path), *_devices(path), page):
         if taken.exists() and not force:
             raise RunExists(
                 f"{taken} is there already; choose another --out, or replace it with --force"
@@ -69,16 +71,17 @@ def demo(
     if load_peaks("CPU") is None:
         console.print("Measuring this machine's peaks, once…", style="dim")
         keep_peaks("CPU", measure_peaks("CPU", seconds=1.0))
+    demo = DemoDecoder.make()
     with BrickProfiler(
         "demo", enabled=True, path=path, overwrite=force, timeline_steps=TIMELINE_STEPS
     ) as profiler:
-        model = DemoModel(profiler, ModelConfig())
+        decoding = demo.on("CPU", "serial", profiler=profiler)
         console.print(
-            f"Decoding {tokens} tokens after a prompt of {len(PROMPT)}: "
-            f"{model.config.layers} layers, width {model.config.dim}, float32, NumPy."
+            f"Decoding {tokens} tokens after a prompt of {len(PROMPT)}: {CONFIG.layers} layers, "
+            f"width {CONFIG.dim}, float32, {len(demo.decoder.plan.launches)} launches a token."
         )
         # The last steps are drawn into the graph: one step is enough to see its shape.
-        made, seconds = _decode(model, profiler, tokens, console)
+        made, seconds = _decode(decoding, profiler, tokens, console)
         graph = profiler.graph
         tree = graph.to_tree(max_rows=40)
         critical = graph.critical_path_summary(max_rows=8)
@@ -92,8 +95,34 @@ def demo(
     console.print()
     console.print(critical, markup=False, highlight=False)
     write_page(profile_page(profile, run=run), page, force=force)
+    console.print("\n3. Is it the same everywhere?", style="bold underline")
+    _everywhere(demo, path, console, force=force)
     console.print(f"\nThe run is in {path}. Look at it again with: brickline report {path}")
     console.print(f"The same as a page to open in a browser: {page}", markup=False)
+
+
+def _everywhere(demo: DemoDecoder, path: Path, console: Console, *, force: bool) -> None:
+    """Decode with every executor, and compare the CPU with a GPU where there is one."""
+    device = cuda_device()
+    ways = [("CPU", "serial"), ("CPU", "parallel")]
+    if device is not None:
+        ways += [(device, "serial"), (device, "graph")]
+    speeds = Table.grid(padding=(0, 2))
+    for where, executor in ways:
+        rate = demo.tokens_per_second(where, executor, PROMPT)
+        speeds.add_row(where, executor, f"{rate:.0f} tokens/s")
+    console.print(speeds)
+    if device is None:
+        console.print(
+            "There is no CUDA device here. With one, the same plan decodes there too, and both "
+            "runs are compared launch by launch."
+        )
+        return
+    ours, theirs = _devices(path)
+    demo.record(device, ours, PROMPT, overwrite=force)
+    demo.record("CPU", theirs, PROMPT, overwrite=force)
+    console.print(f"The same plan on {device} and on CPU, launch by launch:\n", markup=False)
+    print_divergence(compare(ours, theirs), console)
 
 
 def _diverge(path: Path, console: Console, *, force: bool) -> None:
@@ -147,8 +176,16 @@ def _compared(path: Path) -> tuple[Path, Path]:
     )
 
 
+def _devices(path: Path) -> tuple[Path, Path]:
+    """Return where the GPU's run goes, and the CPU's."""
+    return (
+        path.with_name(f"{path.stem}-cuda{path.suffix}"),
+        path.with_name(f"{path.stem}-cpu{path.suffix}"),
+    )
+
+
 def _decode(
-    model: DemoModel, profiler: BrickProfiler, tokens: int, console: Console
+    decoding: Decoding, profiler: BrickProfiler, tokens: int, console: Console
 ) -> tuple[list[int], float]:
     before = time.perf_counter()
     made: list[int] = []
@@ -160,7 +197,7 @@ def _decode(
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("decoding", total=tokens)
-        for token in model.generate(PROMPT, tokens):
+        for token in decoded(decoding, PROMPT, tokens):
             made.append(token)
             progress.update(task, completed=len(made))
             if len(made) == tokens - 1:
@@ -172,7 +209,10 @@ def _free_path() -> Path:
     """Return demo.brick, or the first numbered name that is free."""
     path = Path("demo.brick")
     number = 1
-    while any(each.exists() for each in (path, *_compared(path), path.with_suffix(".html"))):
+    while any(
+        each.exists()
+        for each in (path, *_compared(path), *_devices(path), path.with_suffix(".html"))
+    ):
         number += 1
         path = Path(f"demo-{number}.brick")
     return path
