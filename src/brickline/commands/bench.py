@@ -19,7 +19,8 @@ from brickline.errors import UsageError
 GROUPS = {
     "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "look_top"),
     "kernels": ("kernels_cache", "kernels_cpu", "kernels_cuda"),
-    "cuda": ("profiler_cuda", "kernels_cuda"),
+    "plans": ("plans_cpu", "plans_cuda", "plans_decode"),
+    "cuda": ("profiler_cuda", "kernels_cuda", "plans_cuda", "plans_decode"),
     "divergence": (
         "fingerprint",
         "recording",
@@ -36,7 +37,7 @@ def bench(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A group (profiler, kernels, cuda, divergence, look) or a file's name.",
+            help="A group (profiler, kernels, plans, cuda, divergence, look) or a file's name.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
