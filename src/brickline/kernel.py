@@ -371,13 +371,17 @@ class _Scope:
             self.expression(size, f"{place}, shape[{axis}]")
             for axis, size in enumerate(argument.shape)
         )
+        strides = argument.strides and tuple(
+            self.expression(step, f"{place}, strides[{axis}]", least=1)
+            for axis, step in enumerate(argument.strides)
+        )
         if argument.touches is None:
-            return replace(argument, shape=shape)
+            return replace(argument, shape=shape, strides=strides)
         first, end = (
             self.expression(byte, f"{place}, touches[{which}]", more=BLOCK_INDEX)
             for which, byte in enumerate(argument.touches)
         )
-        return replace(argument, shape=shape, touches=(first, end))
+        return replace(argument, shape=shape, strides=strides, touches=(first, end))
 
 
 def _check_flags(

@@ -68,6 +68,8 @@ class Param:
     """How the writes of several blocks to one element combine, or None where they do not."""
     align: int
     """Bytes that its address is a multiple of."""
+    strides: tuple[Expr, ...] | None
+    """Elements from one to the next by axis; None where they follow each other."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Param:
         touches: tuple[Size, Size] | None = None,
         accumulate: Accumulate | None = None,
         align: int | None = None,
+        strides: Sizes | None = None,
     ) -> None:
         """Declare a buffer.
 
@@ -92,6 +95,9 @@ class Param:
             accumulate: "add", "max" or "min" where several blocks write one element atomically;
                 needs access "read-write". Default None.
             align: A power of two in bytes. Default the size of an element; 16 for vector loads.
+            strides: Elements from one to the next by axis, as many as sizes. A kernel that
+                declares them takes strided views, and is launched in a `Plan` alone. Default None:
+                elements follow each other.
 
         Raises:
             KernelError: The declaration contradicts itself.
@@ -107,7 +113,13 @@ class Param:
             touches=None if touches is None else sequence(touches),
             accumulate=accumulate,
             align=_alignment(found, align, where),
+            strides=None if strides is None else sequence(strides),
         )
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise KernelError(
+                f"expected {len(self.shape)} strides, one for each size, got {len(self.strides)} - "
+                f"at {where}"
+            )
         if len(self.shape) > MAX_DIMENSIONS:
             raise KernelError(
                 f"expected at most {MAX_DIMENSIONS} dimensions, got {len(self.shape)} - at "
@@ -129,6 +141,8 @@ class Param:
             "touches": None if self.touches is None else [str(end) for end in self.touches],
             "accumulate": self.accumulate,
             "align": self.align,
+            # Left out where there are none, so that a kernel without them keeps its identity.
+            **({} if self.strides is None else {"strides": [str(step) for step in self.strides]}),
         }
 
 

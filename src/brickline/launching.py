@@ -7,7 +7,7 @@ wrote out of bounds. Knows devices by their interface alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +31,10 @@ _NAMES = {dtype.code: dtype.name for dtype in DTYPES.values()}
 _DTYPE_NAMES = tuple(_NAMES.get(code, "?") for code in range(max(_NAMES) + 1))
 
 
-def make_launcher(kernel: Kernel, device: Device, program: Program) -> _core.Launcher:
+def make_launcher(kernel: Kernel, device: Device, program: Program) -> Callable[..., None]:
     """Return what launches a kernel on a device, with its arguments checked."""
+    if any(param.strides is not None for param in kernel.params):
+        return _refuse_strided(kernel)
     names = [each.name for each in kernel.signature]
 
     def code(expression: Expr) -> bytes:
@@ -64,6 +66,15 @@ def make_launcher(kernel: Kernel, device: Device, program: Program) -> _core.Lau
         convert=_convert,
         dtypes=_DTYPE_NAMES,
     )
+
+
+def _refuse_strided(kernel: Kernel) -> Callable[..., None]:
+    def launch(*args: Any, **arguments: Any) -> None:
+        raise LaunchError(
+            f"kernel {kernel.name} takes strided views, which a Plan knows; launch it there"
+        )
+
+    return launch
 
 
 def _convert(value: Any, launcher: _core.Launcher, name: str) -> Buffer:

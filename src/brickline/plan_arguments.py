@@ -14,7 +14,7 @@ from typing import Any
 
 from brickline.errors import PlanError
 from brickline.kernel import Kernel, Param, Scalar
-from brickline.plan_buffers import Extent, PlanBuffer, largest
+from brickline.plan_buffers import Extent, PlanBuffer, has_strides, largest
 from brickline.plan_launches import SIZES, Argument, FloatVariable
 from brickline.symbolic import Expr, Variable
 from brickline.symbolic_values import integer_of
@@ -31,6 +31,8 @@ class Bound:
     """By signature; of a buffer, 0."""
     shapes: tuple[tuple[Extent, ...], ...]
     """Of each buffer."""
+    strides: tuple[tuple[Extent, ...] | None, ...]
+    """Of each buffer; None where its elements follow each other."""
     sizes: tuple[Extent, ...]
     work: tuple[Extent | None, Extent | None]
 
@@ -72,8 +74,9 @@ class Arguments:
         buffers: list[tuple[Param, PlanBuffer]] = []
         for place, declared in enumerate(kernel.signature):
             if isinstance(declared, Param):
-                shape = bound.shapes[len(buffers)]
-                buffer = self._buffer(declared, arguments[declared.name], shape, where)
+                at = len(buffers)
+                buffer = self._buffer(declared, arguments[declared.name], bound.shapes[at], where)
+                _check_strides(buffer, bound.strides[at], f"{where}, {declared.name}")
                 given[place] = buffer
                 buffers.append((declared, buffer))
         _check_aliases(buffers, where)
@@ -124,6 +127,7 @@ class Arguments:
         found = Bound(
             tuple(scalars),
             tuple(tuple(map(extent, param.shape)) for param in kernel.params),
+            tuple(param.strides and tuple(map(extent, param.strides)) for param in kernel.params),
             sizes,
             (
                 None if kernel.flops is None else extent(kernel.flops),
@@ -177,11 +181,6 @@ class Arguments:
             raise PlanError(f"{place}: expected {param.dtype}, got {buffer.dtype}, {buffer!r}")
         if buffer.shape != shape:
             buffer = _beginning(buffer, shape, place)
-        if buffer.strides is not None:
-            raise PlanError(
-                f"{place}: expected elements that follow each other, got {buffer!r}; plan a copy "
-                "of it first"
-            )
         if (buffer.storage.base + buffer.offset) % param.align and buffer.span:
             raise PlanError(
                 f"{place}: expected memory aligned to {param.align} bytes, got {buffer!r}; begin "
@@ -191,6 +190,18 @@ class Arguments:
         if param.access.writes and memory is not None and memory.is_read_only:
             raise PlanError(f"{place}: writes to {buffer!r}, whose array is read-only")
         return buffer
+
+
+def _check_strides(buffer: PlanBuffer, strides: tuple[Extent, ...] | None, where: str) -> None:
+    if strides is None:
+        if buffer.strides is not None:
+            raise PlanError(
+                f"{where}: expected elements that follow each other, got {buffer!r}; plan a copy "
+                "of it first, or declare strides= of the parameter"
+            )
+    elif not has_strides(buffer, strides):
+        wanted = ", ".join(map(str, strides))
+        raise PlanError(f"{where}: expected strides [{wanted}], got {buffer!r}")
 
 
 def _key(kernel: Kernel, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -207,6 +207,13 @@ class PlanBuffer:
         return f"<{self.name}{place} {self.dtype}{_text(self.shape)}{stride}>"
 
 
+def has_strides(buffer: PlanBuffer, strides: Sequence[Extent]) -> bool:
+    """Whether elements lie so far apart; an axis that has one of them may say anything."""
+    found = buffer.strides or _dense(buffer.shape)
+    pairs = zip(buffer.shape, found, strides, strict=True)
+    return all(size == 1 or mine == wanted for size, mine, wanted in pairs)
+
+
 def largest(size: Extent) -> int:
     """Return a size at the largest values of its variables."""
     return size.high if isinstance(size, Expr) else size

@@ -138,6 +138,7 @@ def _argument(given: Argument) -> Any:
             "offset": given.offset,
             "shape": [_extent(size) for size in given.shape],
             "dtype": given.dtype,
+            "strides": None if given.strides is None else list(given.strides),
         }
     if isinstance(given, FloatVariable):
         return {"variable": given.name}
@@ -226,7 +227,7 @@ def _read_argument(
     shape = [extent(size) for size in value["shape"]]
     # A view counts elements; whatever dtype has its offset as a multiple serves to move there.
     at = whole.view(whole.storage.nbytes - offset, offset, dtype="u8")
-    return at.view(shape, dtype=value["dtype"])
+    return at.view(shape, dtype=value["dtype"], strides=value["strides"])
 
 
 def _place(number: Any, count: int, what: str) -> int:

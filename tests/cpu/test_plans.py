@@ -1064,3 +1064,81 @@ def test_a_kernel_that_was_planted_wrong_is_the_first_suspect(
     report = bl.compare(recorded(tmp_path / "wrong.brick", cache, "serial", 2.5), reference)
     assert report.status is Status.DIVERGED
     assert (report.findings[0].name, report.findings[0].layer_idx) == ("scale", 1)
+
+
+# ----------------------------------------------------------------------------------- strided views
+
+COLUMN_SUM = """
+BRICKLINE void column_sum(Block& block, const float* x, float* y, int64_t m, int64_t n,
+                          int64_t step) {
+    block.each(m, [&](int64_t r) {
+        float sum = 0.0f;
+        for (int64_t c = 0; c < n; ++c) sum = sum + x[r * step + c];
+        y[r * step] = sum;
+    });
+}
+"""
+
+
+def column_sum() -> Kernel:
+    """Sum the first n columns of every row into a column of another strided view."""
+    return Kernel(
+        "column_sum",
+        COLUMN_SUM,
+        [
+            Param("x", "f32", ("m", "n"), strides=("step", 1)),
+            Param("y", "f32", "m", "write", strides="step"),
+            Scalar("m", low=1),
+            Scalar("n", low=1),
+            Scalar("step", low=1),
+        ],
+    )
+
+
+def strided_plan() -> Plan:
+    plan = Plan("strided")
+    x = plan.buffer("x", (6, 10), "f32")
+    columns = x.view((6, 4), 0, strides=(10, 1))
+    result = x.view(6, 9, strides=(10,))
+    y = plan.buffer("y", (6, 10), "f32")
+    plan.launch(column_sum(), x=columns, y=y.view(6, 2, strides=(10,)), m=6, n=4, step=10)
+    plan.launch(column_sum(), x=y.view((6, 3), strides=(10, 1)), y=result, m=6, n=3, step=10)
+    return plan
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_a_kernel_that_declares_strides_takes_strided_views(executor: str) -> None:
+    plan = strided_plan()
+    assert [launch.waits_for for launch in plan.launches] == [(), (0,)]
+    prepared = plan.prepare(executor=executor)
+    values = np.arange(60, dtype=np.float32).reshape(6, 10)
+    prepared.write("x", values)
+    prepared()
+    sums = values[:, :4].sum(axis=1)
+    assert np.array_equal(prepared.read("y")[:, 2], sums)
+    expected = values.copy()
+    expected[:, 9] = sums
+    assert np.array_equal(prepared.read("x"), expected)
+
+
+def test_strided_plans_are_checked_saved_and_watched(tmp_path: Path) -> None:
+    plan = strided_plan()
+    plan.save(tmp_path / "strided.plan")
+    again = Plan.load(tmp_path / "strided.plan")
+    profiler = bl.BrickProfiler("strided", enabled=True)
+    prepared = again.prepare(profiler=profiler, fingerprints=True)
+    prepared.write("x", np.ones((6, 10), np.float32))
+    assert np.array_equal(prepared().read("x")[:, 9], np.full(6, 4, np.float32))
+    assert len(profiler.kernel_traces()) == 2
+    assert np.array_equal(plan.prepare(checked=True)().read("x"), np.zeros((6, 10), np.float32))
+
+
+def test_strides_that_are_not_those_of_the_kernel_are_refused() -> None:
+    plan = Plan("refused")
+    x = plan.buffer("x", (6, 10), "f32")
+    y = plan.buffer("y", 60, "f32")
+    with pytest.raises(PlanError, match=r"expected strides \[9, 1\]"):
+        plan.launch(column_sum(), x=x.view((6, 4), strides=(10, 1)), y=y[::9][:6], m=6, n=4, step=9)
+    cached = KernelCache().get_or_compile(column_sum(), "CPU")
+    with pytest.raises(LaunchError, match="Plan"):
+        cached.launch(x=np.zeros((6, 4)), y=np.zeros(6), m=6, n=4, step=4)

@@ -140,6 +140,12 @@ class PlanModule(nn.Module):
         self._results = _results(launches)
 
     def _view(self, buffer: PlanBuffer) -> torch.Tensor:
+        if buffer.strides is not None:
+            raise UsageError(
+                f"check: a launch of plan {self._prepared.plan.name} takes the strided view "
+                f"{buffer!r}, which a check cannot hand to a kernel by itself; record both sides "
+                "with fingerprints and compare the runs"
+            )
         shape = [evaluated(size, self._values) for size in buffer.shape]
         dtype = TORCH_DTYPES[buffer.dtype]
         nbytes = int(np.prod(shape, dtype=np.int64)) * buffer.itemsize

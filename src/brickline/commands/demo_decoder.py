@@ -27,6 +27,7 @@ CONFIG = DecoderConfig(
     kv_heads=4,
     head_dim=64,
     capacity=2048,
+    tied=False,
 )
 COMPARED_TOKENS = 4
 TIMED_TOKENS = 48

@@ -153,9 +153,11 @@ class Watcher:
         """Return a buffer of the plan as memory, at the values of this run."""
         whole = self._prepared._memory.buffers[given.storage.number]
         kind = Buffer if self._prepared.device == "CPU" else _OnDevice
+        shape = [evaluated(size, self._prepared.values) for size in given.shape]
         return kind.at_address(
             whole.address + given.offset,
-            [evaluated(size, self._prepared.values) for size in given.shape],
+            # Of a strided view everything from its first to its last element is traced.
+            shape if given.strides is None else [given.span // given.itemsize],
             given.dtype,
             kind=whole.kind,
             number=whole.number,
