@@ -30,6 +30,7 @@ from brickline.kernels.rotary import kv_append, rope, rope_append
 from brickline.kernels.tokens import TILE, argmax_combine, argmax_tiles, embedding
 from brickline.plan import Plan
 from brickline.plan_buffers import PlanBuffer
+from brickline.symbolic_values import integer_of
 
 if TYPE_CHECKING:
     from brickline.profiler import BrickProfiler
@@ -412,11 +413,12 @@ class Decoding:
                 "again with restart(), or make a decoder of a larger capacity"
             )
         if token is not None:
-            if not 0 <= token < self.config.vocabulary:
+            number = integer_of(token)
+            if number is None or not 0 <= number < self.config.vocabulary:
                 raise UsageError(
-                    f"expected a token from 0 to {self.config.vocabulary - 1}, got {token}"
+                    f"expected a token from 0 to {self.config.vocabulary - 1}, got {token!r}"
                 )
-            self.prepared.write("token", np.array([token], np.int32))
+            self.prepared.write("token", np.array([number], np.int32))
         within = (
             nullcontext() if self.profiler is None else self.profiler.step(tokens=1, phase=phase)
         )
@@ -439,10 +441,23 @@ class Decoding:
         Raises:
             UsageError: The prompt is empty, or does not fit into the caches with what follows.
         """
-        if not len(prompt):
-            raise UsageError("expected a prompt of one token or more")
+        if (
+            isinstance(prompt, str)
+            or not isinstance(prompt, Sequence | np.ndarray)
+            or not len(prompt)
+        ):
+            raise UsageError(f"expected a prompt as a list of tokens, got {prompt!r:.80}")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise UsageError(f"count: expected a number of tokens from 0 on, got {count!r:.80}")
+        needed = self.position + len(prompt) + max(count - 1, 0)
+        if needed > self.config.capacity:
+            raise UsageError(
+                f"expected at most {self.config.capacity} positions, as the caches have; the "
+                f"prompt and what follows need {needed}, {self.position} of them are taken: begin "
+                "again with restart(), or make a decoder of a larger capacity"
+            )
         for token in prompt:
-            self.step(int(token), phase="prefill")
+            self.step(token, phase="prefill")
         tokens = [self.token] if count > 0 else []
         while len(tokens) < count:
             self.step()

@@ -53,6 +53,8 @@ class DecoderConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name}: expected a number from 1 on, got {value!r:.80}")
+        if self.head_dim % 2:
+            raise UsageError(f"head_dim: expected an even number, got {self.head_dim}")
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"expected heads as a multiple of kv_heads, got {self.heads} and {self.kv_heads}"

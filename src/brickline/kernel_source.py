@@ -8,6 +8,7 @@ device. It knows what the headers need of a compiler, and neither compilers nor 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
@@ -129,15 +130,24 @@ namespace brickline {{
 extern "C" __global__ void {_launch_bounds(kernel)}
 {entry_point(kernel)}({", ".join([*parameters, "uint32_t* fault"])}) {{
 {_exact_types(kernel)}
-    join_the_launches_before();
+    let_others_begin();
     __shared__ uint4 scratch[Place::SCRATCH_BYTES / sizeof(uint4)];
     extern __shared__ uint4 shared[];
     Block block(place_of_thread(scratch, shared, fault));
+{_asked_ahead(kernel)}    wait_for_others();
     user::{kernel.entry}({_passed(kernel, "block")});
 }}
 
 }}  // namespace brickline
 """
+
+
+def _asked_ahead(kernel: Kernel) -> str:
+    """The call of what a kernel asks for before the launches that it depends on have ended."""
+    ahead = f"{kernel.entry}_ahead"
+    if not re.search(rf"\b{ahead}\b", kernel.source):
+        return ""
+    return f"    user::{ahead}({_passed(kernel, 'block')});\n"
 
 
 def _plain_c_unit(kernel: Kernel) -> str:

@@ -33,10 +33,13 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, overwrite: bool = Fal
     """Write a plan; see `Plan.save`.
 
     Raises:
-        UsageError: The path is taken and overwriting was not asked for.
-        PlanError: The disk refuses, or arrays of the plan overlap.
+        UsageError: The path is a directory or a device.
+        PlanError: The path is taken and overwriting was not asked for, the disk refuses, or arrays
+            of the plan overlap.
     """
     _check_apart(plan)
+    if os.path.lexists(path) and not overwrite:
+        raise PlanError(f"{path!s:.400} is there already; choose another name, or overwrite=True")
     text = json.dumps(_document(plan), indent=1, ensure_ascii=True, allow_nan=True)
     try:
         with whole_file(Path(path), force=overwrite) as file:

@@ -214,7 +214,7 @@ def test_a_wrong_kernel_on_cuda_is_named_by_check() -> None:
     wrong = plan.prepare("CUDA:0", "graph", bind=bind)
     report = bl.check(wrong, reference=reference.prepared, drive=drive, repro=False)
     assert report.status == "diverged"
-    assert "rope_append" in str(report.findings[0].name), str(report)
+    assert "RopeEmbedding" in str(report.findings[0].name), str(report)
 
 
 def _with_a_wrong_rope(decoder: Decoder) -> Path:

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+import brickline as bl
 from brickline.decoder import Decoder
-from brickline.decoder_weights import DecoderConfig, load_weights
+from brickline.decoder_weights import DecoderConfig, load_weights, random_weights
 from brickline.errors import UsageError
+from brickline.kernel import Kernel
+from brickline.kernels.catalog import rope_append, silu_gate
 
 transformers = pytest.importorskip("transformers")
 PROMPT = [3, 141, 59, 26, 5]
@@ -79,3 +82,50 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     untied = DecoderConfig(**{**vars(config), "tied": False})
     with pytest.raises(UsageError, match=r"lm_head\.weight"):
         load_weights(tmp_path, untied)
+
+
+def test_a_check_names_the_launch_of_a_kernel_of_ones_own(tmp_path: Path) -> None:
+    config = DecoderConfig(layers=2)
+    weights = random_weights(config, dtype="f32")
+    turned = rope_append("f32", interleaved=True)
+    facts = turned.to_json() | {"name": "mine", "entry": "rope_append"}
+    mine = Decoder(config, dtype="f32", kernels={"rope_append": Kernel.from_json(facts)})
+    report = bl.check(
+        mine.prepare(weights).prepared,
+        reference=Decoder(config, dtype="f32").prepare(weights).prepared,
+        drive=lambda plan: [plan(position=position) for position in range(2)],
+        repro=False,
+    )
+    assert report.status == "diverged"
+    assert report.findings[0].name == "layers.0.RopeEmbedding"
+
+
+def wrong_gate() -> Kernel:
+    right = silu_gate()
+    source = right.source.replace("exp(-g)", "exp(-1.01f * g)")
+    return Kernel.from_json(right.to_json() | {"source": source})
+
+
+def gate_plan(kernel: Kernel) -> bl.PreparedPlan:
+    plan = bl.Plan("gate")
+    n = plan.variable("n", 1, 64)
+    gate, up, y = (plan.buffer(name, n, "f32") for name in ("gate", "up", "y"))
+    plan.launch(kernel, gate=gate, up=up, y=y, n=n)
+    prepared = plan.prepare()
+    for name in ("gate", "up"):
+        prepared.write(name, np.linspace(-2, 2, 64, dtype=np.float32))
+    return prepared
+
+
+def test_sizes_change_during_a_check() -> None:
+    drive = lambda plan: [plan(n=size) for size in (7, 64, 3)]  # noqa: E731
+    report = bl.check(gate_plan(silu_gate()), reference=gate_plan(silu_gate()), drive=drive)
+    assert report.status == "matched", str(report)
+
+
+def test_without_a_reference_a_launch_is_held_to_its_kernels_own() -> None:
+    drive = lambda plan: plan(n=64)  # noqa: E731
+    assert bl.check(gate_plan(silu_gate()), drive=drive).status == "matched"
+    plan = gate_plan(wrong_gate())
+    with pytest.raises(UsageError, match="silu_gate have no reference="):
+        bl.check(plan, drive=drive)

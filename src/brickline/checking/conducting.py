@@ -17,7 +17,7 @@ from brickline.checking.backward_evidence import with_weights
 from brickline.checking.causes import explain
 from brickline.checking.evidence import Evidence
 from brickline.checking.kernels import as_callable
-from brickline.checking.plans import PlanModule
+from brickline.checking.plans import PlanModule, held_by_reference
 from brickline.checking.repro import write_repro
 from brickline.checking.session import Progress, Session
 from brickline.checking.writing import report_of, worded
@@ -43,6 +43,8 @@ def conduct(
 ) -> DivergenceReport:
     """Check a candidate and report."""
     accepted = load_accepted(accept)
+    if reference is None and isinstance(candidate, PreparedPlan):
+        reference = held_by_reference(candidate)
     candidate, reference = _as_model(candidate), _as_model(reference)
     if reference is None:
         report = check_alone(candidate, drive=drive, progress=progress, repro=repro)

@@ -24,15 +24,24 @@ from brickline.executor.watching import evaluated, trace_names
 from brickline.kernel import Param
 from brickline.plan_buffers import PlanBuffer
 from brickline.plan_launches import Launch
+from brickline.symbolic import Expr
 
 
 class LaunchModule(nn.Module):
     """One launch of a plan: takes what it reads, returns what it writes."""
 
-    def __init__(self, launch: Launch, cached: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        cached: Any,
+        weights: Mapping[str, torch.Tensor],
+        *,
+        exact: bool = False,
+    ) -> None:
         super().__init__()
         self._launch = launch
         self._cached = cached
+        self._is_exact = exact
         self.given = tuple(
             param.name
             for param, _ in launch.buffers()
@@ -56,7 +65,10 @@ class LaunchModule(nn.Module):
         wide = any(tensor.dtype is torch.float64 for tensor in read.values())
         # A launch is one operation. Who watches torch would see memory that changes by itself.
         with _disable_current_modes():
-            results = self._exact(read, scalars) if wide else self._launched(read, scalars, shapes)
+            if wide or self._is_exact:
+                results = self._exact(read, scalars, wide=wide)
+            else:
+                results = self._launched(read, scalars, shapes)
             if inputs:
                 results = tuple(each.to(inputs[0].device) for each in results)
         return results[0] if len(results) == 1 else results
@@ -83,7 +95,7 @@ class LaunchModule(nn.Module):
         return tuple(arguments[name] for name in self.written)
 
     def _exact(
-        self, read: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]
+        self, read: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], *, wide: bool
     ) -> tuple[torch.Tensor, ...]:
         kernel = self._launch.kernel
         if kernel.reference is None:
@@ -96,11 +108,10 @@ class LaunchModule(nn.Module):
         }
         made = kernel.reference(**arrays, **scalars)
         results = made if isinstance(made, tuple) else (made,)
+        written = [param for param in kernel.params if param.access.writes]
         return tuple(
-            torch.from_numpy(np.ascontiguousarray(each, np.float64))
-            if each.dtype.kind == "f"
-            else torch.from_numpy(np.ascontiguousarray(each))
-            for each in map(np.asarray, results)
+            _tensor(each, torch.float64 if wide else TORCH_DTYPES[param.dtype])
+            for param, each in zip(written, map(np.asarray, results), strict=True)
         )
 
 
@@ -108,9 +119,13 @@ class PlanModule(nn.Module):
     """All launches of a prepared plan over a copy of its memory.
 
     Called as the plan is: with variables by name. It returns what no launch reads afterwards.
+
+    Args:
+        prepared: The plan.
+        by_reference: Whether every launch is what its kernel's NumPy reference computes.
     """
 
-    def __init__(self, prepared: PreparedPlan) -> None:
+    def __init__(self, prepared: PreparedPlan, *, by_reference: bool = False) -> None:
         super().__init__()
         self._prepared = prepared
         self._values = dict(prepared.values)
@@ -132,9 +147,9 @@ class PlanModule(nn.Module):
             weights = {
                 param.name: self._view(buffer)
                 for param, buffer in launch.buffers()
-                if buffer.storage.number not in changed
+                if buffer.storage.number not in changed and not _varies(buffer)
             }
-            child = LaunchModule(launch, cached, weights)
+            child = LaunchModule(launch, cached, weights, exact=by_reference)
             self._children.append(child)
             _add(self, launch, name, child)
         self._results = _results(launches)
@@ -188,6 +203,21 @@ class PlanModule(nn.Module):
         return raw.view(DTYPES[whole.dtype].numpy).reshape(whole.shape)
 
 
+def held_by_reference(prepared: PreparedPlan) -> PlanModule:
+    """Return the plan with every launch as its kernel's NumPy reference.
+
+    Raises:
+        UsageError: A kernel has no reference.
+    """
+    without = sorted({each.kernel.name for each in prepared._launches if not each.kernel.reference})
+    if without:
+        raise UsageError(
+            f"check: kernels {', '.join(without)} have no reference= in NumPy to be held to; give "
+            "check another prepared plan as reference="
+        )
+    return PlanModule(prepared, by_reference=True)
+
+
 def torch_device(name: str) -> torch.device:
     """Return torch's device of a device's name."""
     return torch.device("cpu") if name == "CPU" else torch.device(name.lower())
@@ -202,6 +232,17 @@ def _bytes(buffer: Any) -> Any:
         number=buffer.number,
         owner=buffer,
     )
+
+
+def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
+    if array.dtype.kind != "f":
+        return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(dtype)
+
+
+def _varies(buffer: PlanBuffer) -> bool:
+    """Whether a buffer's shape depends on variables, so that it is handed over at each call."""
+    return any(isinstance(size, Expr) for size in buffer.shape)
 
 
 def _add(root: nn.Module, launch: Launch, name: str, child: LaunchModule) -> None:

@@ -29,10 +29,10 @@ T = TypeVar("T")
 def explain(
     file: File,
     first: Annotated[
-        int | None, typer.Argument(metavar="[FIRST", help="The number of a launch.")
+        int | None, typer.Argument(metavar="FIRST", help="The number of a launch.")
     ] = None,
     second: Annotated[
-        int | None, typer.Argument(metavar="SECOND]", help="The number of another.")
+        int | None, typer.Argument(metavar="SECOND", help="The number of another.")
     ] = None,
 ) -> None:
     """Say why each launch waits, or why two launches may or may not overlap.
@@ -67,7 +67,9 @@ def run(
     ] = None,
     random: Annotated[
         int | None,
-        typer.Option("--random", metavar="SEED", help="Fill other float buffers with noise."),
+        typer.Option(
+            "--random", min=0, metavar="SEED", help="Fill other float buffers with noise."
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="How often to run.")] = 1,
     checked: Annotated[
@@ -77,6 +79,7 @@ def run(
         Path | None,
         typer.Option("--save", metavar="RUN", help="Record bricks and fingerprints as a run."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run at --save.")] = False,
 ) -> None:
     """Run a plan and say how long it took.
 
@@ -93,7 +96,7 @@ def run(
         given = _noise(loaded, random) | given
     profiler = None
     if save is not None:
-        profiler = BrickProfiler(loaded.name, enabled=True, path=save)
+        profiler = BrickProfiler(loaded.name, enabled=True, path=save, overwrite=force)
     try:
         prepared = loaded.prepare(
             device,
@@ -112,6 +115,7 @@ def run(
     _say(
         f"{loaded.name}: {len(loaded.launches)} launches on {prepared.device}, {executor}: "
         f"{statistics.median(times) * 1e6:.1f} µs a run (median of {repeat})"
+        + ("" if save is None else ", recording included")
     )
     if save is not None:
         _say(f"Saved {save}")

@@ -8,7 +8,7 @@ nothing of launches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ class PlanMemory:
         device: Where they go.
         bind: Arrays by the name of the storage that they are the memory of.
         alignments: Bytes that the address of a storage is a multiple of, by its number.
+        written: Numbers of the storages that launches write to.
 
     Raises:
         PlanError: A name is unknown, or an array does not fit.
@@ -52,11 +53,13 @@ class PlanMemory:
         device: Device,
         bind: Mapping[str, Any],
         alignments: Mapping[int, int],
+        written: Collection[int],
     ) -> None:
         self._plan = plan
         self._storages = storages
         self._device = device
         self._alignments = alignments
+        self._written = written
         self._by_name = {storage.name: storage for storage in storages}
         self.transfers: list[Transfer] = []
         self.buffers: list[Buffer] = []
@@ -89,10 +92,10 @@ class PlanMemory:
             return self._allocated(storage)
         source = self._fitting(storage, given)
         if source.device == self._device.name:
-            if source.is_read_only and not storage.read_only:
+            if source.is_read_only and storage.number in self._written:
                 raise PlanError(
-                    f"plan {self._plan}: {storage.name} is bound to read-only memory; declare the "
-                    "buffer read_only=True, or bind memory that may be written"
+                    f"plan {self._plan}: {storage.name} is bound to read-only memory, and launches "
+                    "write to it; bind memory that may be written"
                 )
             self._keep(storage, given, source)
             return source
@@ -154,7 +157,7 @@ class PlanMemory:
                 f"plan {self._plan} runs on {self._device.name}; {name} was given memory of "
                 f"{source.device}: copy it with prepared.write({name!r}, array)"
             )
-        if source.is_read_only and not storage.read_only:
+        if source.is_read_only and storage.number in self._written:
             raise PlanError(f"plan {self._plan}: {name} was given read-only memory")
         self._check_alignment(storage, source)
         return source

@@ -124,7 +124,12 @@ class PreparedPlan:
         self._kernels = _compiled(kernels, self._launches, device)
         """What keeps the code loaded."""
         self._memory = PlanMemory(
-            plan.name, plan.storages, device, bind, _alignments(self._launches)
+            plan.name,
+            plan.storages,
+            device,
+            bind,
+            _alignments(self._launches),
+            _written(self._launches),
         )
         self._names = tuple(plan.variables)
         self._values: dict[str, int | float] = dict(plan.defaults)
@@ -186,7 +191,7 @@ class PreparedPlan:
                     self._run.run(handle) if watcher is None else watcher.run(handle, self._runs)
                 )
             except BaseException as error:
-                self._poison = f"plan {self.plan.name} failed: {error}"
+                self._poison = f"plan {self.plan.name} failed: {error or type(error).__name__}"
                 raise
             self._runs += 1
             if not self._runs % LOOK_AGAIN and isinstance(self._run, Choice):
@@ -305,6 +310,7 @@ class PreparedPlan:
             LaunchError: The array has another size or dtype.
         """
         storage = self._memory.storage(name)
+        self._memory.check_moved()
         source = as_buffer(np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array)
         if source.dtype != storage.dtype:
             raise LaunchError(f"buffer {name}: expected {storage.dtype}, got {source.dtype}")
@@ -318,6 +324,7 @@ class PreparedPlan:
             LaunchError: A kernel reported a fault.
         """
         storage = self._memory.storage(name)
+        self._memory.check_moved()
         self.synchronize()
         return self._device.to_numpy(self._memory.buffers[storage.number])
 
@@ -351,6 +358,15 @@ def _compiled(cache: KernelCache, launches: Any, device: Device) -> tuple[Cached
         if launch.kernel.digest not in known:
             known[launch.kernel.digest] = cache.get_or_compile(launch.kernel, device)
     return tuple(known[launch.kernel.digest] for launch in launches)
+
+
+def _written(launches: Sequence[Launch]) -> frozenset[int]:
+    return frozenset(
+        buffer.storage.number
+        for launch in launches
+        for param, buffer in launch.buffers()
+        if param.access.writes
+    )
 
 
 def _alignments(launches: Sequence[Launch]) -> dict[int, int]:

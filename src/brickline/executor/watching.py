@@ -224,12 +224,11 @@ class _OnDevice(Buffer):
 
 
 def trace_names(launches: Sequence[Launch]) -> list[str]:
-    """Return a name for each launch that no other launch of its layer has."""
+    """Return a name for each launch that no other launch of its layer has: its brick, numbered."""
     seen: dict[tuple[str, int | None], int] = {}
     names = []
     for launch in launches:
-        kernel = launch.kernel.name
-        name = kernel if launch.brick == kernel else f"{launch.brick}.{kernel}"
+        name = launch.brick
         count = seen[name, launch.layer] = seen.get((name, launch.layer), 0) + 1
         names.append(name if count == 1 else f"{name}#{count}")
     return names

@@ -36,7 +36,7 @@ def norm_gemv(dtype: object = "bf16", y: object = None, *, rows_per_block: int =
     size = result.size_bytes
     return Kernel(
         "norm_gemv",
-        source_of("fetch", "squares", "normed", "norm_gemv"),
+        source_of("squares", "normed", "norm_gemv"),
         [
             Param("w", kind, ("m", "n"), touches=(f"{first} * {row}", f"{end} * {row}"), align=16),
             Param("x", kind, "n", align=16),

@@ -2,13 +2,12 @@
 // for itself, then a group of 32 lanes takes a row at a time, a block ROWS rows.
 //
 // One launch less, and no round trip of the normed vector: of a matrix of 2048 rows the norm would
-// take as long as the product. Weights are asked for first, and come while the vector is normed.
+// take as long as the product.
 
 BRICKLINE void norm_gemv(Block& block, const Element* w, const Element* x, const Element* weight,
                          Output* y, int64_t m, int64_t n, float eps) {
     const int64_t first = block.index() * ROWS;
     const int64_t rows = minimum<int64_t>(ROWS, m - first);
-    fetch_rows(block, w + first * n, rows, n);
     const Element* const vector = normed(block, x, weight, n, eps);
     if (vector == nullptr) return;
     block.groups(rows, [&](Group& group, int64_t r) {

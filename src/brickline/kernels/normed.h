@@ -6,7 +6,6 @@ BRICKLINE Element* normed(Block& block, const Element* x, const Element* weight,
                           float eps) {
     Element* const out = block.shared<Element>(n);
     if (out == nullptr) return nullptr;
-    fetch_rows(block, weight, 1, n);
     const float scale = rsqrt(squares_of(block, x, n) / float(n) + eps);
     block.each(n, [&](int64_t i) { out[i] = Element(float(x[i]) * scale * float(weight[i])); });
     block.sync();

@@ -7,11 +7,15 @@
 
 namespace brickline {
 
-// Lets the launches that depend on this one begin, and waits until those that it depends on have
+// Lets the launches that depend on this one begin; and waits until those that it depends on have
 // ended. Where a launch does not begin early, as in a stream, both do nothing.
-BRICKLINE_INLINE void join_the_launches_before() {
+BRICKLINE_INLINE void let_others_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+BRICKLINE_INLINE void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
