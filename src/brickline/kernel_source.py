@@ -130,11 +130,11 @@ namespace brickline {{
 extern "C" __global__ void {_launch_bounds(kernel)}
 {entry_point(kernel)}({", ".join([*parameters, "uint32_t* fault"])}) {{
 {_exact_types(kernel)}
-    let_others_begin();
+    platform::let_others_begin();
     __shared__ uint4 scratch[Place::SCRATCH_BYTES / sizeof(uint4)];
     extern __shared__ uint4 shared[];
     Block block(place_of_thread(scratch, shared, fault));
-{_asked_ahead(kernel)}    wait_for_others();
+{_asked_ahead(kernel)}    platform::wait_for_others();
     user::{kernel.entry}({_passed(kernel, "block")});
 }}
 

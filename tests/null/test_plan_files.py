@@ -484,7 +484,11 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @given(data=st.data())
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_contents_that_were_tampered_with_are_a_plan_or_an_error(
     tmp_path: Path, contents: Any, data: st.DataObject
 ) -> None:

@@ -7,19 +7,6 @@
 
 namespace brickline {
 
-// Lets the launches that depend on this one begin; and waits until those that it depends on have
-// ended. Where a launch does not begin early, as in a stream, both do nothing.
-BRICKLINE_INLINE void let_others_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-BRICKLINE_INLINE void wait_for_others() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // `scratch` is Place::SCRATCH_BYTES of static shared memory.
 BRICKLINE_INLINE Place place_of_thread(void* scratch, void* shared, uint32_t* fault) {
     Place place = {};

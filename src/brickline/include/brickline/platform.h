@@ -112,6 +112,19 @@ BRICKLINE_INLINE void prefetch(const void* from, uint32_t) {
 }
 #endif
 
+// Lets the launches that depend on this one begin; and waits until those that it depends on have
+// ended. Where a launch does not begin early, as in a stream, both do nothing.
+BRICKLINE_INLINE void let_others_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+BRICKLINE_INLINE void wait_for_others() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Waits until `lanes` threads have reached the named barrier; memory written before is visible
 // after. Barrier 0 is the one of the whole CUDA block. Hardware counts whole warps.
 BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
