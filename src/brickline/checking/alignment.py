@@ -9,7 +9,6 @@ hide what follows it.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -32,12 +31,12 @@ from brickline.checking.pairing import (
 )
 from brickline.checking.recording import Recording, Value
 from brickline.checking.row_orders import Leading, RowOrders, spread_of
-from brickline.checking.segments import strangers_of
+from brickline.checking.segments import origin_of, strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
 from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key
 from brickline.checking.weight_evidence import modules_by_weights, plain_modules
-from brickline.checking.weight_uses import Use, uses_of
+from brickline.checking.weight_uses import Use, made_of_weights, uses_of
 from brickline.checking.weights import Rows, WeightMap, match_weights, named_tensors
 from brickline.oracle.widen import unit_roundoff
 
@@ -51,8 +50,6 @@ NEAR = 8.0
 """Values are the same if they differ by at most this many unit roundoffs…"""
 NEAR_FLOOR = 1e-4
 """…or by this much, as relative L2."""
-MOST_DIMENSIONS = 5
-"""Tensors of more dimensions are not looked at in other orders of them."""
 
 
 def align(
@@ -83,20 +80,28 @@ def align(
     guess_by_siblings(recording, theirs, search.pairing)
     guess_by_modules(recording, theirs, search.pairing, search.weights)
     search.pairing.by_weights = _by_weights(
-        candidate, reference, plain_modules(recording), search.weights
+        candidate,
+        reference,
+        plain_modules(recording),
+        search.weights,
+        made_of_weights(theirs, {each.numel() for each in named_tensors(candidate.root).values()}),
     )
     return search.pairing
 
 
 def _by_weights(
-    candidate: Side, reference: Side, plain: Collection[str], weights: WeightMap
+    candidate: Side,
+    reference: Side,
+    plain: Collection[str],
+    weights: WeightMap,
+    made: Collection[torch.Tensor],
 ) -> Callable[[], WeightEvidence]:
-    """Return what finds out what their weights say of the modules; it keeps no values."""
+    """Return what finds out what their weights say of the modules; it keeps no activations."""
 
     @functools.cache
     def found() -> WeightEvidence:
         ours, theirs = named_tensors(candidate.root), named_tensors(reference.root)
-        return modules_by_weights(plain, ours, theirs, weights.scaled, weights.misfolded)
+        return modules_by_weights(plain, ours, theirs, weights.scaled, weights.misfolded, made)
 
     return found
 
@@ -275,15 +280,21 @@ class _Search:
         self, name: str, uses: list[Use], rows: list[Rows], theirs: dict[str, list[Use]]
     ) -> None:
         """The candidate multiplies once with what the reference multiplies with one by one."""
+        several = [theirs.get(each.reference, []) for each in rows]
         for each in rows:
-            for mine, right in zip(uses, theirs.get(each.reference, ()), strict=False):
+            pairs = zip(uses, theirs.get(each.reference, ()), strict=False)
+            for number, (mine, right) in enumerate(pairs):
                 if right.value.tensor.shape[-1] != len(each.theirs):
                     continue
                 order = torch.from_numpy(each.ours[each.theirs.argsort()])
                 if mine.value.tensor.shape[-1] <= int(order.max()):
                     continue
+                partner = Partner((Part(mine.value.key, columns=order),))
+                if not _is_one(self.theirs, several, number):
+                    self.pairing.guesses.setdefault(right.value.key, partner)
+                    continue
                 if right.value.key not in self.pairing.partners:
-                    self._pair(right.value.key, Partner((Part(mine.value.key, columns=order),)))
+                    self._pair(right.value.key, partner)
                     # Another order of rows may be meant, or it may be the fault.
                     usual = self._usual_order(name, each.reference, order)
                     if usual is None or np.array_equal(usual, order.numpy()):
@@ -297,7 +308,9 @@ class _Search:
         self, name: str, uses: list[Use], rows: list[Rows], ours: dict[str, list[Use]]
     ) -> None:
         """The reference multiplies once with what the candidate multiplies with one by one."""
+        several = [ours.get(each.reference, []) for each in rows]
         for number, right in enumerate(uses):
+            sure = _is_one(self.ours, several, number)
             parts: list[Part] = []
             meant: list[Part] = []
             for each in rows:
@@ -311,8 +324,11 @@ class _Search:
                 usual = self._usual_order(name, each.reference, order)
                 plain = order.sort().values if usual is None else torch.from_numpy(usual)
                 meant.append(Part(mine[number].value.key, place=plain))
-                self._pair_entrance(mine[number], right)
-            if parts and right.value.key not in self.pairing.partners:
+                if sure:
+                    self._pair_entrance(mine[number], right)
+            if parts and not sure:
+                self.pairing.guesses.setdefault(right.value.key, Partner(tuple(parts)))
+            elif parts and right.value.key not in self.pairing.partners:
                 self._pair(right.value.key, Partner(tuple(parts)))
                 if any(
                     not torch.equal(a.place, b.place) for a, b in zip(parts, meant, strict=True)
@@ -389,6 +405,16 @@ class _Search:
         return None if best is None else best[1]
 
 
+def _is_one(recording: Recording, several: Iterable[list[Use]], number: int) -> bool:
+    """Whether weights that are one on the other side are all multiplied with the same value.
+
+    If not, what that one is multiplied with is not what they are, nor is what it makes.
+    """
+    given = [uses[number].operand for uses in several if number < len(uses)]
+    makers = {origin_of(recording, each).index for each in given if each is not None}
+    return len(makers) <= 1
+
+
 def _recurrent(side: Side) -> set[str]:
     """Return the paths of torch's recurrent layers: they add biases where nobody else does."""
     modules = side.stage.modules
@@ -441,7 +467,12 @@ def _telling(value: Value) -> bool:
 
 def _near(value: Value) -> float:
     """Return how far a value may be from another to be the same but for rounding."""
-    return max(NEAR * unit_roundoff(value.tensor.dtype), NEAR_FLOOR)
+    return nearness(value.tensor.dtype)
+
+
+def nearness(dtype: torch.dtype) -> float:
+    """Return how far two values may be from each other to be the same but for rounding."""
+    return max(NEAR * unit_roundoff(dtype), NEAR_FLOOR)
 
 
 def _norms(values: Iterable[Value]) -> dict[Key, float]:
@@ -467,7 +498,7 @@ def _layouts(mine: torch.Tensor, right: torch.Tensor, near: float) -> tuple[Any,
     wide = right.double()
     left = mine.to(right.device).double()
     size = float(wide.norm())
-    for fit in _fits(tuple(right.shape)):
+    for fit in Layout.ways(tuple(right.shape)):
         made = left.reshape(wide.shape) if fit is None else fit(left, wide.shape)
         if made is None:
             continue
@@ -475,14 +506,3 @@ def _layouts(mine: torch.Tensor, right: torch.Tensor, near: float) -> tuple[Any,
         if distance <= near:
             return fit, distance
     return None
-
-
-def _fits(shape: tuple[int, ...]) -> Iterable[Layout | None]:
-    """Yield the ways in which the dimensions of a tensor may lie, the plainest first."""
-    yield None
-    dimensions = tuple(number for number, size in enumerate(shape) if size > 1)
-    if len(dimensions) > MOST_DIMENSIONS:
-        return
-    for order in itertools.permutations(dimensions):
-        if order != dimensions:
-            yield Layout(order)

@@ -9,7 +9,7 @@ arithmetic that differ from the reference are another way to round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.pairing import Pairing, WeightEvidence, is_boundary, precision
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Operation, Recording, Value
-from brickline.checking.segments import modules_of, origin_of, segments_of
+from brickline.checking.segments import Segment, modules_of, origin_of, segments_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key
@@ -40,6 +40,8 @@ EXCUSED_ULPS = 8.0
 """Another way to round is not excused beyond this many unit roundoffs of relative error…"""
 EXCUSED_RATIO = 4.0
 """…unless the error is at most this often the reference's own."""
+ALIKE = 0.01
+"""Two errors of one value are the same up to this part of them."""
 MOST_TOLD = 4
 """So many modules are told of those of which one is wrong."""
 
@@ -190,6 +192,7 @@ def arbitrate(
     logic = _Logic(recording, _forced(recording, pairing, wanted), wanted)
     wide = _performed(rerun, logic, wide=True)
     guilty = []
+    repeated = _repeated(facts, ways, recording)
     for fact in doubtful:
         accused = working[id(fact)]
         fact.modules = modules_of(accused, pairing.strangers, recording.constants)
@@ -197,6 +200,8 @@ def arbitrate(
             fact.verdict = Verdict.NONDETERMINISTIC
         elif wide and _is_rounding(fact, segments[id(fact)], logic, again, work):
             fact.verdict = Verdict.ROUNDING
+        elif id(fact) in repeated:
+            fact.verdict = Verdict.PROPAGATED
         else:
             fact.verdict = Verdict.CULPRIT
             guilty.append(fact)
@@ -212,6 +217,21 @@ def arbitrate(
     for fact in open_facts:
         leave_open(fact, rerun.side.stage.display)
     return [each for each in guilty if each.verdict is Verdict.CULPRIT]
+
+
+def _repeated(facts: list[Fact], ways: Sequence[Segment], recording: Recording) -> set[int]:
+    """Return the wrong facts, by `id`, about a value that was as wrong where it was handed on."""
+    seen: dict[int, float] = {}
+    found: set[int] = set()
+    for fact, way in zip(facts, ways, strict=True):
+        if not fact.suspicious:
+            continue
+        error = fact.ratios.relative_l2
+        origin = origin_of(recording, recording.by_key[fact.key]).index
+        if way.again and abs(seen.get(origin, 0.0) - error) <= ALIKE * error:
+            found.add(id(fact))
+        seen.setdefault(origin, error)
+    return found
 
 
 def leave_open(fact: Fact, display: Callable[[str], str]) -> None:

@@ -53,7 +53,12 @@ def blame(
             )
         }
         ranks = {
-            path: (counts[path], path in held.odd, path in held.unfound, path in odd)
+            path: (
+                counts[path],
+                path in held.odd,
+                path in held.unfound,
+                path in odd,
+            )
             for path in counts
         }
         chosen = max(counts, key=lambda path: (*ranks[path], -order[path]))

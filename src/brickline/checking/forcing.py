@@ -117,6 +117,19 @@ class Clean:
             self.values[value.key] = value.tensor.clone()
         return in_place_of(value.tensor, pieces)
 
+    def is_near(self, key: Key, near: float) -> bool:
+        """Whether what the reference made is what the candidate had, up to a relative L2."""
+        made = self.values.get(key)
+        if made is None or not made.dtype.is_floating_point:
+            return made is not None
+        return all(
+            bool(
+                (ours.to(made.device).double() - part.theirs(made).double()).norm()
+                <= near * part.theirs(made).double().norm()
+            )
+            for part, ours in self._pairing.pieces(Value(-1, key, made), self._candidate)
+        )
+
 
 class Exact:
     """Listener of the pass in float64: measures, then goes on with the candidate's value."""

@@ -26,7 +26,7 @@ def guess_by_siblings(ours: Recording, theirs: Recording, pairing: Pairing) -> N
         if len(partner.parts) != 1 or partner.parts[0].columns is not None:
             continue
         part = partner.parts[0]
-        places = _place(part.key), _place(key)
+        places = place_of(part.key), place_of(key)
         if len(mine.get(places[0], ())) != len(right.get(places[1], ())):
             continue
         number = mine[places[0]].index(part.key)
@@ -58,10 +58,10 @@ def _is_free(own: Key, other: Key, ours: Recording, used: set[Key]) -> bool:
 def _guess_like(part: Part, mine: Value, right: Value, pairing: Pairing) -> None:
     laid = part.fit is None or part.fit(mine.tensor, right.tensor.shape) is not None
     if laid and mine.tensor.numel() == right.tensor.numel() and is_fine(mine, right):
-        pairing.guesses[right.key] = Partner((Part(mine.key, fit=part.fit),))
+        pairing.guesses[right.key] = Partner((Part(mine.key, fit=part.fit, factor=part.factor),))
 
 
-def _place(key: Key) -> Key:
+def place_of(key: Key) -> Key:
     """Return a key as it is in all layers."""
     return key._replace(path=re.sub(r"\d+", "*", key.path))
 
@@ -71,7 +71,7 @@ def _ranked(recording: Recording) -> dict[Key, list[Key]]:
     found: defaultdict[Key, list[Key]] = defaultdict(list)
     for value in recording.values:
         if value.tensor.dtype.is_floating_point:
-            found[_place(value.key)].append(value.key)
+            found[place_of(value.key)].append(value.key)
     return dict(found)
 
 
@@ -79,6 +79,7 @@ def guess_by_modules(
     ours: Recording, theirs: Recording, pairing: Pairing, weights: WeightMap
 ) -> None:
     """Guess that modules with the same weights are called with the same, and return the same."""
+    used = pairing.candidate_keys()
     taken = {name for each in _partners_of(weights).values() for name in each}
     by_weights: defaultdict[frozenset[str], list[str]] = defaultdict(list)
     for path, names in _below({name: {name} for name in taken}).items():
@@ -86,9 +87,11 @@ def guess_by_modules(
     for path, names in _below(_partners_of(weights)).items():
         for other in by_weights.get(frozenset(names), ()):
             for mine, right in _crossings(ours, theirs, path, other):
-                known = right.key in pairing.partners or right.key in pairing.guesses
-                if not known and origin(theirs, right).key not in pairing.partners:
-                    pairing.guesses[right.key] = Partner((Part(mine.key),))
+                # What goes in may go elsewhere too: it is replaced where it is made.
+                made, ours_made = origin(theirs, right), origin(ours, mine, used)
+                known = {right.key, made.key}
+                if known.isdisjoint(pairing.partners) and known.isdisjoint(pairing.guesses):
+                    pairing.guesses[made.key] = Partner((Part(ours_made.key),))
 
 
 def _partners_of(weights: WeightMap) -> dict[str, set[str]]:

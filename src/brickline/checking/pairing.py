@@ -6,13 +6,17 @@ weights, values and dataflow; this holds what was found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from brickline.checking.recording import Recording, Value
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key
+
+MOST_DIMENSIONS = 5
+"""Tensors of more dimensions are not looked at in other orders of them."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,17 @@ class Layout:
         if tensor.numel() != shape.numel():
             return None
         return tensor.reshape(read).permute(self._back()).reshape(shape)
+
+    @staticmethod
+    def ways(shape: tuple[int, ...]) -> Iterator[Layout | None]:
+        """Yield the ways in which the dimensions of a tensor may lie, the plainest first."""
+        yield None
+        dimensions = tuple(number for number, size in enumerate(shape) if size > 1)
+        if len(dimensions) > MOST_DIMENSIONS:
+            return
+        for order in itertools.permutations(dimensions):
+            if order != dimensions:
+                yield Layout(order)
 
     def undo(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Lay a reference's tensor out as the candidate's lies."""
@@ -70,6 +85,8 @@ class Part:
     """How its rows lie, all dimensions but the last as one; None for the same order."""
     near: float | None = None
     """Of a partner that was found by its value: how far it may be from it to be one."""
+    factor: float = 1.0
+    """The candidate's numbers are so many times those of the reference."""
 
     def accepts(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         """Whether the two are partners still; those found by weight or name always are."""
@@ -81,6 +98,8 @@ class Part:
 
     def back(self, right: torch.Tensor, ours: torch.Tensor) -> torch.Tensor | None:
         """Return a reference's value in the layout of the candidate's."""
+        if self.factor != 1:
+            right = right.double().mul(self.factor).to(right.dtype)
         if self.fit is not None:
             return self.fit.undo(right, ours.shape)
         if self.columns is None and self.rows is None:
@@ -96,6 +115,8 @@ class Part:
 
     def ours(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
         """Return the candidate's side, in the layout of the reference's columns."""
+        if self.factor != 1:
+            tensor = tensor.double().div(self.factor).to(tensor.dtype)
         if self.fit is not None:
             return self.fit(tensor, shape)
         if self.columns is not None:
@@ -160,6 +181,8 @@ class Pairing:
     guesses: dict[Key, Partner] = field(default_factory=dict)
     """Partners that are believed only where they explain what is wrong after them."""
     same_code: bool = True
+    proven: set[Key] = field(default_factory=set)
+    """The reference's values with partners from which on all comes out right."""
     trusted: set[Key] = field(default_factory=set)
     """The candidate's values whose weights are the reference's but for a factor per row."""
     alike: set[str] = field(default_factory=set)

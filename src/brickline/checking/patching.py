@@ -77,6 +77,15 @@ def final_errors(
     return shares
 
 
+def apart_in_float64(rerun: Rerun, exact: Mapping[Key, torch.Tensor]) -> float | None:
+    """Return the relative L2 between what both sides return in float64, each by itself."""
+    try:
+        made = rerun.perform(wide=True, keep=True)
+    except Exception:
+        return None
+    return _distance(_outputs(made), _floating(exact))
+
+
 class Mended:
     """Listener of a reference that runs on the candidate's values, but for one module.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,8 @@ from typing import Any
 
 import torch
 
-from brickline.checking.alignment import align, signature_of
+from brickline.checking.agreeing import contradicted, end_alike, keeps_nothing
+from brickline.checking.alignment import align, nearness, signature_of
 from brickline.checking.arbitration import Rerun, arbitrate, leave_open, unstable_values
 from brickline.checking.backward import BackwardWatch
 from brickline.checking.endings import trouble_of
@@ -34,10 +36,18 @@ from brickline.checking.gathering import gather
 from brickline.checking.keeping import kept_apart
 from brickline.checking.masks import IDLE, NOTE, idle_queries, is_for_another, is_of_transformers
 from brickline.checking.pairing import Pairing
-from brickline.checking.patching import Free, Mended, Shares, final_errors
+from brickline.checking.patching import Free, Mended, Shares, apart_in_float64, final_errors
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Recording
-from brickline.checking.settling import NO_SHARE, settled, unconfirmed, without
+from brickline.checking.resuming import is_vague, resumed
+from brickline.checking.settling import (
+    MAX_ROUNDS,
+    NO_SHARE,
+    settled,
+    unconfirmed,
+    with_factors,
+    without,
+)
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import Key, is_compiled
@@ -255,9 +265,7 @@ class Session:
             if not position.number:
                 position.unstable = unstable_values(recording, rerun)
                 self._look_at_the_end(position, recording, pairing, rerun, state)
-            pairing, left = settled(
-                pairing, facts, lambda each: self._held(each, recording, call, state)[0]
-            )
+            pairing, left = self._settled(position, recording, pairing, rerun, before, state, facts)
             if left is not facts:
                 facts, after, theirs = self._held(pairing, recording, call, state)
             position.facts = facts
@@ -267,6 +275,8 @@ class Session:
             if any(each.suspicious for each in facts):
                 self._accuse(position, recording, pairing, rerun, call, state)
                 self._think_again(position, recording, pairing, rerun, call, state)
+                if not pairing.same_code:
+                    self._leave_idle_open(position)
                 self._leave_open(position)
                 for each in position.facts:
                     each.release()
@@ -274,6 +284,84 @@ class Session:
         except Exception as error:
             state.restore()
             position.problem = f"the check of this call failed: {trouble_of(error)}"
+
+    def _settled(
+        self,
+        position: Position,
+        recording: Recording,
+        pairing: Pairing,
+        rerun: Rerun,
+        before: State,
+        state: State,
+        facts: list[Fact],
+    ) -> tuple[Pairing, list[Fact]]:
+        """Return the partners that stay, and what was measured with them."""
+
+        def hold(tried: Pairing) -> list[Fact]:
+            return self._held(tried, recording, rerun.call, state)[0]
+
+        kept = keeps_nothing(before, State(self.candidate.root))
+        pairing, facts = settled(pairing, facts, hold)
+        if pairing.same_code or not any(each.suspicious for each in facts):
+            return pairing, facts
+        if is_vague(pairing, facts, recording, weights_only=True):
+            pairing, facts = self._looked_closer(pairing, facts, recording, rerun.call, state, hold)
+        if not kept:
+            return pairing, facts
+        apart = self._apart_at_the_end(position, recording, pairing, rerun, state)
+        for _ in range(MAX_ROUNDS):
+            gone = set() if apart is None else contradicted(facts, apart, self.dtype)
+            if not gone:
+                break
+            pairing = without(pairing, gone)
+            facts = hold(pairing)
+        return pairing, facts
+
+    def _looked_closer(
+        self,
+        pairing: Pairing,
+        facts: list[Fact],
+        recording: Recording,
+        call: Call,
+        state: State,
+        hold: Callable[[Pairing], list[Fact]],
+    ) -> tuple[Pairing, list[Fact]]:
+        """Look for partners by what is found out only where something is wrong."""
+
+        def glance(tried: Pairing, key: Key) -> bool:
+            state.restore()
+            listener = Clean(tried, recording)
+            try:
+                perform(self.reference, call, keep=False, listener=listener)
+            except Exception:
+                # A value in the wrong place may be one with which it cannot run.
+                return False
+            return listener.is_near(key, 2 * nearness(self.dtype))
+
+        state.restore()
+        theirs = perform(self.reference, call, views=True, listener=Clean(pairing, recording))
+        pairing, facts = with_factors(pairing, facts, hold, recording, theirs, nearness)
+        if not is_vague(pairing, facts, recording):
+            return pairing, facts
+        return resumed(pairing, facts, hold, glance, recording, theirs)
+
+    def _apart_at_the_end(
+        self,
+        position: Position,
+        recording: Recording,
+        pairing: Pairing,
+        rerun: Rerun,
+        state: State,
+    ) -> float | None:
+        """Return how far apart the two sides end in float64, where rounding explains the rest."""
+        if position.shares is None:
+            self._look_at_the_end(position, recording, pairing, rerun, state)
+        if position.unshown or not end_alike(position.shares, self.dtype):
+            return None
+        state.restore()
+        free = Free(recording, pairing)
+        perform(self.reference, rerun.call, wide=True, keep=False, listener=free)
+        return apart_in_float64(rerun, free.ends)
 
     def _held(
         self, pairing: Pairing, recording: Recording, call: Call, state: State
@@ -371,7 +459,7 @@ class Session:
         shares = position.shares
         if pairing.same_code or shares is None or not position.culprits:
             return
-        doubtful = unconfirmed(position.culprits, shares)
+        doubtful = unconfirmed(position.culprits, shares) - pairing.proven
         if not doubtful:
             return
         less = without(pairing, doubtful)
@@ -380,13 +468,26 @@ class Session:
         if any(each.suspicious for each in other.facts):
             self._accuse(other, recording, less, rerun, call, state)
         idle = {each.modules[0] for each in position.culprits if each.reference_key in doubtful}
-        more = _best_share(other) > _best_share(position) + NO_SHARE
+        # A true partner keeps right what comes after it.
+        spread = _count_wrong(other) > _count_wrong(position) == 1
+        more = not spread and _best_share(other) > _best_share(position) + NO_SHARE
         if more or _is_less(other, position, idle):
             position.facts, position.culprits = other.facts, other.culprits
             position.shares, position.propagated = other.shares, other.propagated
             kept = {each.modules[0] for each in position.culprits}
             before = {path: each for path, each in before.items() if path in kept}
         self.evidence = {**self.evidence, **before}
+
+    def _leave_idle_open(self, position: Position) -> None:
+        """Name none of several that are as likely, if repairing several things changes nothing."""
+        shares = position.shares
+        counts = Counter(each.modules[0] for each in position.culprits)
+        for fact in position.culprits:
+            share = None if shares is None else shares.share(fact.modules[0])
+            idle = share is not None and share <= NO_SHARE
+            if idle and counts[fact.modules[0]] > 1 and fact.notes.get("equals"):
+                leave_open(fact, self.candidate.stage.display)
+        position.culprits = [each for each in position.culprits if each.verdict in GUILTY]
 
     def _leave_open(self, position: Position) -> None:
         """Name nobody who explains little, where it is open who did the rest."""
@@ -419,6 +520,10 @@ def _best_share(position: Position) -> float:
     shares = position.shares
     found = (shares and shares.share(each.modules[0]) for each in position.culprits)
     return max((each or 0.0 for each in found), default=0.0)
+
+
+def _count_wrong(position: Position) -> int:
+    return sum(each.suspicious for each in position.facts)
 
 
 def _is_less(some: Position, more: Position, idle: Collection[str]) -> bool:

@@ -13,9 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from brickline.checking.factors import Near, pair_by_factors
 from brickline.checking.facts import Fact
+from brickline.checking.guessing import guess_by_siblings, place_of
 from brickline.checking.pairing import Pairing, Partner, is_boundary, is_end
 from brickline.checking.patching import Shares
+from brickline.checking.recording import Recording
 from brickline.checking.stage import OUTPUT, Key
 from brickline.checking.weight_uses import PRODUCTS
 
@@ -25,6 +28,8 @@ MAX_ROUNDS = 5
 """How often partners are taken away that turn out to be doubtful without others."""
 MAX_DROPS = 6
 """How many doubtful partners are taken away one by one."""
+MAX_WRONG = 8
+"""Of more wrong partners it is not asked whether one of them is the only one."""
 STRANGE = 0.3
 """Relative L2 from which on two values may not be meant to be the same."""
 NO_SHARE = 1e-3
@@ -41,8 +46,39 @@ def settled(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pairing, l
     """
     if not any(each.suspicious for each in facts):
         return pairing, facts
+    facts = _with_one_left(pairing, facts, hold)
     facts = _without_strangers(pairing, facts, hold)
     return _with_guesses(pairing, facts, hold)
+
+
+def with_factors(
+    pairing: Pairing,
+    facts: list[Fact],
+    hold: Hold,
+    ours: Recording,
+    theirs: Recording,
+    near: Near,
+) -> tuple[Pairing, list[Fact]]:
+    """Believe partners up to a factor that several layers share, and what these are siblings of.
+
+    Args:
+        pairing: The partners so far.
+        facts: What was measured with them.
+        hold: Runs the reference on partners and returns what was measured.
+        ours: The candidate's values.
+        theirs: The reference's, made from the candidate's where these have partners.
+        near: How far values of a dtype may be from each other to be the same.
+    """
+    more = pair_by_factors(ours, theirs, pairing, near)
+    if not more:
+        return pairing, facts
+    tried = replace(pairing, partners={**pairing.partners, **more}, guesses={**pairing.guesses})
+    guess_by_siblings(ours, theirs, tried)
+    settled_on, found = settled(tried, hold(tried), hold)
+    new = settled_on.partners.keys() - pairing.partners.keys()
+    left, wrong = _wrong(found), _wrong(facts)
+    explains = left - new < wrong if left & new else left <= wrong
+    return (settled_on, found) if left and explains else (pairing, facts)
 
 
 def unconfirmed(guilty: Iterable[Fact], shares: Shares) -> set[Key]:
@@ -61,6 +97,38 @@ def unconfirmed(guilty: Iterable[Fact], shares: Shares) -> set[Key]:
 def without(pairing: Pairing, keys: Iterable[Key]) -> Pairing:
     """Return the partners less some."""
     return _less(pairing, keys)
+
+
+def _with_one_left(pairing: Pairing, facts: list[Fact], hold: Hold) -> list[Fact]:
+    """Take all but one of the wrong partners away, where nothing else is wrong then.
+
+    What is wrong shows at the next pair if its own is taken away, so the others were no partners:
+    if the one that is left is as wrong as before, or some of the others are wrong in several
+    layers alike, which is another way to write them.
+    """
+    before = {each.reference_key: each.ratios.relative_l2 for each in facts if each.suspicious}
+    wrong = list(before)
+    if pairing.same_code or not 1 < len(wrong) <= MAX_WRONG:
+        return facts
+    for left in wrong:
+        gone: set[Key] = set()
+        found = facts
+        for _ in range(MAX_ROUNDS):
+            # Values that are handed on have partners at every boundary that they cross.
+            gone |= {key for key in _wrong(found) if key != left and not is_end(key)}
+            found = hold(_less(pairing, gone))
+            if _wrong(found) == {left}:
+                rest = [each for each in found if each.suspicious]
+                alike = len({place_of(key) for key in gone & before.keys()}) < len(
+                    gone & before.keys()
+                )
+                if alike or all(_is_as_before(each, before) for each in rest):
+                    _drop(pairing, gone)
+                    return found
+                break
+            if _wrong(found) <= gone | {left} or any(map(is_end, _wrong(found))):
+                break
+    return facts
 
 
 def _without_strangers(pairing: Pairing, facts: list[Fact], hold: Hold) -> list[Fact]:

@@ -55,11 +55,13 @@ def weights_at_work(
 def _speaks_for_itself(fact: Fact, accused: list[Value]) -> bool:
     """Blame who adds a constant or multiplies by a number, if only that is wrong."""
     wrong = _difference(fact)
-    if len(fact.modules) < 2 or wrong is None or not wrong.ndim:
+    if wrong is None or not wrong.ndim:
         return False
-    if _is_constant(wrong.reshape(-1, wrong.shape[-1])):
+    first = wrong.movedim(1, -1) if wrong.ndim > 2 else wrong
+    rows = (each.reshape(-1, each.shape[-1]) for each in (wrong, first))
+    if any(_is_constant(each) for each in rows):
         makers = [each for each in accused if each.key.op in ADDING and each.parameters]
-    elif _is_factor(fact):
+    elif len(fact.modules) > 1 and _is_factor(fact):
         makers = [each for each in accused if each.key.op in SCALING and len(each.inputs) == 1]
     else:
         return False

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from brickline.checking.op_kinds import CONTRACTIONS
-from brickline.checking.pairing import WeightEvidence, is_boundary
+from brickline.checking.pairing import Layout, WeightEvidence, is_boundary
 from brickline.checking.recording import Recording
 from brickline.checking.weight_places import MOST_PLACES, RUN, Known, Place
 from brickline.checking.weight_uses import SUMS
@@ -37,6 +37,7 @@ def modules_by_weights(
     theirs: Mapping[str, torch.Tensor],
     scaled: Collection[str] = (),
     misfolded: Collection[str] = (),
+    made: Collection[torch.Tensor] = (),
 ) -> WeightEvidence:
     """Return what the weights say of the candidate's modules.
 
@@ -46,6 +47,7 @@ def modules_by_weights(
         theirs: The reference's.
         scaled: Those of the candidate's that are the reference's but for a factor per row.
         misfolded: Those whose biases lack that factor.
+        made: What the reference makes of its weights alone.
     """
     if sum(each.numel() for each in (*ours.values(), *theirs.values())) > MOST_NUMBERS:
         return WeightEvidence()
@@ -58,7 +60,8 @@ def modules_by_weights(
     strange |= set(map(_owner, _of_their_like(ours, summed) - summed))
     told = dict(_Factors(ours, theirs).told(right))
     strange |= {_owner(name) for name, alike in told.items() if not alike}
-    right |= summed | {name for name, alike in told.items() if alike}
+    right |= summed | _made_of_weights(ours, right, made)
+    right |= {name for name, alike in told.items() if alike}
     owned: defaultdict[str, set[str]] = defaultdict(set)
     for name in ours:
         owned[_owner(name)].add(name)
@@ -81,7 +84,10 @@ def modules_by_weights(
         if tensor.ndim > 1 and name not in right and known.holds_some(tensor)
     }
     return WeightEvidence(
-        found & set(plain), strange, found, unfound - set(map(_owner, scaled)) - changed
+        found & set(plain),
+        strange,
+        found,
+        unfound - set(map(_owner, scaled)) - changed,
     )
 
 
@@ -151,6 +157,30 @@ def _sums_of_two(
         if bool((apart <= near).any()) and bool(wide.norm() > near):
             found.add(name)
     return found
+
+
+def _made_of_weights(
+    ours: Mapping[str, torch.Tensor], found: Collection[str], made: Collection[torch.Tensor]
+) -> set[str]:
+    """Return the weights that the other side makes of its own in each call, in any layout."""
+    return {
+        name
+        for name, tensor in ours.items()
+        if tensor.ndim > 1
+        and name not in found
+        and any(_is_laid_out(tensor, each) for each in made if each.numel() == tensor.numel())
+    }
+
+
+def _is_laid_out(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    wide = other.detach().double().cpu()
+    mine = tensor.detach().double().cpu()
+    near = 8 * float(torch.finfo(tensor.dtype).eps) * float(wide.norm())
+    for fit in Layout.ways(tuple(wide.shape)):
+        laid = mine.reshape(wide.shape) if fit is None else fit(mine, wide.shape)
+        if laid is not None and float((laid - wide).norm()) <= near:
+            return True
+    return False
 
 
 def _of_their_like(ours: Mapping[str, torch.Tensor], names: Collection[str]) -> set[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
+import torch
+
 from brickline.checking.op_kinds import CONTRACTIONS
 from brickline.checking.pairing import is_boundary
 from brickline.checking.recording import Recording, Value
@@ -177,3 +179,23 @@ def _is_bias(use: Use, widths: Mapping[str, int]) -> bool:
     if value.key.op not in SUMS:
         return False
     return [widths.get(name) for name in value.parameters] == [value.tensor.shape[-1]]
+
+
+def made_of_weights(recording: Recording, sizes: Collection[int]) -> list[torch.Tensor]:
+    """Return what was made of weights alone, such as weights with lengths of their own.
+
+    Args:
+        recording: The values of one side.
+        sizes: How many numbers those hold that are asked for.
+    """
+    alone: set[int] = set()
+    found: list[torch.Tensor] = []
+    for value in recording.values:
+        reads = value.key.op in CONTRACTIONS or "embedding" in value.key.op
+        if reads or not (value.parameters or value.inputs) or not alone.issuperset(value.inputs):
+            continue
+        alone.add(value.index)
+        plain = not value.view and not is_boundary(value.key)
+        if plain and value.tensor.ndim > 1 and value.tensor.numel() in sizes:
+            found.append(value.tensor)
+    return found
