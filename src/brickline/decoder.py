@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SPAN = 64
 """Positions that a block of attention takes."""
+QKV_ROWS = 8
+"""Rows of the first product that a block takes, a row for each of its groups."""
 
 
 class Decoder:
@@ -137,7 +139,7 @@ class Decoder:
     def _plan_fused(self, layer: int) -> None:
         config, b, weights = self.config, self._buffers, self._weights
         self._launch(
-            norm_gemv(self.dtype),
+            norm_gemv(self.dtype, rows_per_block=QKV_ROWS),
             w=weights[f"qkv_{layer}"],
             x=b.x,
             weight=weights[f"norm1_{layer}"],

@@ -96,7 +96,7 @@ def test_the_bias_of_gemm_is_added_last(host: Any, dtype: str, m: int, n: int, k
     assert y.tobytes() == (plain + bias).tobytes()
 
 
-@pytest.mark.parametrize("maker", [catalog.gemv_residual, catalog.gemm])
+@pytest.mark.parametrize("maker", [catalog.norm_gemv, catalog.gemv_residual, catalog.gemm])
 def test_a_matrix_of_2048_rows_occupies_every_sm_twice(maker: Any) -> None:
     values = {"m": 2048, "n": 2048, "k": 2048}
     kernel = maker("bf16")

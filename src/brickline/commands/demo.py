@@ -1,4 +1,4 @@
-"""``brickline demo``: a port that goes wrong, then a decoder that is profiled and compared."""
+"""``brickline demo``: a port that goes wrong, the same model profiled, and a decoder of kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from brickline.commands.demo_decoder import CONFIG, DemoDecoder, cuda_device, decoded
+from brickline.commands.demo_decoder import CONFIG, DemoDecoder, cuda_device
 from brickline.commands.demo_divergence import (
     Decode,
     Port,
@@ -20,9 +20,8 @@ from brickline.commands.demo_divergence import (
     first_not_close,
     record_decode,
 )
-from brickline.commands.demo_model import DemoModel
+from brickline.commands.demo_model import DemoModel, ModelConfig
 from brickline.comparison.comparing import compare
-from brickline.decoder import Decoding
 from brickline.errors import RunExists
 from brickline.peaks import keep_peaks, load_peaks, measure_peaks
 from brickline.profile import profile_from_run
@@ -53,7 +52,7 @@ def demo(
     tokens: Annotated[int, typer.Option(min=1, max=1500, help="Tokens to decode.")] = 400,
     force: Annotated[bool, typer.Option("--force", help="Replace a run at --out.")] = False,
 ) -> None:
-    """Find the wrong brick in a port, then show where a decoder's time goes, on every device.
+    """Find the wrong brick in a port, show where the time goes, and decode on every device.
 
     Example: brickline demo --tokens 100
     """
@@ -71,17 +70,16 @@ def demo(
     if load_peaks("CPU") is None:
         console.print("Measuring this machine's peaks, once…", style="dim")
         keep_peaks("CPU", measure_peaks("CPU", seconds=1.0))
-    demo = DemoDecoder.make()
     with BrickProfiler(
         "demo", enabled=True, path=path, overwrite=force, timeline_steps=TIMELINE_STEPS
     ) as profiler:
-        decoding = demo.on("CPU", "serial", profiler=profiler)
+        model = DemoModel(profiler, ModelConfig())
         console.print(
-            f"Decoding {tokens} tokens after a prompt of {len(PROMPT)}: {CONFIG.layers} layers, "
-            f"width {CONFIG.dim}, float32, {len(demo.decoder.plan.launches)} launches a token."
+            f"Decoding {tokens} tokens after a prompt of {len(PROMPT)}: "
+            f"{model.config.layers} layers, width {model.config.dim}, float32, NumPy."
         )
         # The last steps are drawn into the graph: one step is enough to see its shape.
-        made, seconds = _decode(decoding, profiler, tokens, console)
+        made, seconds = _decode(model, profiler, tokens, console)
         graph = profiler.graph
         tree = graph.to_tree(max_rows=40)
         critical = graph.critical_path_summary(max_rows=8)
@@ -96,14 +94,18 @@ def demo(
     console.print(critical, markup=False, highlight=False)
     write_page(profile_page(profile, run=run), page, force=force)
     console.print("\n3. Is it the same everywhere?", style="bold underline")
-    _everywhere(demo, path, console, force=force)
+    _everywhere(path, console, force=force)
     console.print(f"\nThe run is in {path}. Look at it again with: brickline report {path}")
     console.print(f"The same as a page to open in a browser: {page}", markup=False)
 
 
-def _everywhere(demo: DemoDecoder, path: Path, console: Console, *, force: bool) -> None:
+def _everywhere(path: Path, console: Console, *, force: bool) -> None:
     """Decode with every executor, and compare the CPU with a GPU where there is one."""
-    device = cuda_device()
+    demo, device = DemoDecoder.make(), cuda_device()
+    console.print(
+        f"A Llama-style decoder made of kernels: {CONFIG.layers} layers, width {CONFIG.dim}, "
+        f"float32, {len(demo.decoder.plan.launches)} launches a token, planned once."
+    )
     ways = [("CPU", "serial"), ("CPU", "parallel")]
     if device is not None:
         ways += [(device, "serial"), (device, "graph")]
@@ -185,7 +187,7 @@ def _devices(path: Path) -> tuple[Path, Path]:
 
 
 def _decode(
-    decoding: Decoding, profiler: BrickProfiler, tokens: int, console: Console
+    model: DemoModel, profiler: BrickProfiler, tokens: int, console: Console
 ) -> tuple[list[int], float]:
     before = time.perf_counter()
     made: list[int] = []
@@ -197,7 +199,7 @@ def _decode(
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("decoding", total=tokens)
-        for token in decoded(decoding, PROMPT, tokens):
+        for token in model.generate(PROMPT, tokens):
             made.append(token)
             progress.update(task, completed=len(made))
             if len(made) == tokens - 1:

@@ -1,4 +1,4 @@
-"""The second half of ``brickline demo``: a decoder made of kernels, on CPU and on CUDA.
+"""The third part of ``brickline demo``: a decoder made of kernels, on CPU and on CUDA.
 
 The same plan decodes on both. A few tokens are recorded with fingerprints on each device, so that
 the two can be compared launch by launch.
@@ -7,7 +7,7 @@ the two can be compared launch by launch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,6 @@ class DemoDecoder:
         with BrickProfiler("demo", enabled=True, path=path, overwrite=overwrite) as profiler:
             decoding = self.on(device, "serial", profiler=profiler, fingerprints=True)
             decoding.generate(prompt[:2], COMPARED_TOKENS)
-
-
-def decoded(decoding: Decoding, prompt: Sequence[int], count: int) -> Iterator[int]:
-    """Yield the tokens that follow a prompt."""
-    yield from decoding.generate(prompt, 1)
-    for _ in range(count - 1):
-        decoding.step()
-        yield decoding.token
 
 
 def cuda_device() -> str | None:

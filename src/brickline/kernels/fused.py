@@ -18,15 +18,15 @@ NORM_LANES = 256
 """As many as `rms_norm` has: the order of its sum depends on it."""
 
 
-def norm_gemv(dtype: object = "bf16", y: object = None, *, rows_per_block: int = 8) -> Kernel:
+def norm_gemv(dtype: object = "bf16", y: object = None, *, rows_per_block: int = 4) -> Kernel:
     """A matrix times the RMS norm of a vector: `rms_norm` and `gemv` in one launch.
 
     Args:
         dtype: Of matrix, vector and weight of the norm. Default "bf16".
         y: Dtype of the result. Default `dtype`; "f32" for logits.
-        rows_per_block: Default 8, a row for each group; more norm the vector less often, as
-            pays on a CPU. The bits stay. Of many thousand rows on a GPU, `rms_norm` and `gemv`
-            are faster.
+        rows_per_block: Default 4, so that a matrix of 2048 rows makes 512 blocks; 8, a row for
+            each group, from 3072 rows on, and 64 on a CPU, which norm the vector less often. The
+            bits stay. Of many thousand rows on a GPU, `rms_norm` and `gemv` are faster.
     """
     kind = float_kind(dtype)
     result = kind if y is None else float_kind(y)
