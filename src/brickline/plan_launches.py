@@ -1,10 +1,13 @@
-"""Launch: one launch of a plan, with its arguments, its shape and whom it waits for. Data alone."""
+"""Launch: one launch of a plan, with its arguments, its shape and whom it waits for.
+
+Data, and what follows from several launches or from the values of a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from brickline.hazards import Hazard
 from brickline.kernel import Kernel, Param
@@ -55,6 +58,44 @@ class Launch:
                 assert isinstance(given, PlanBuffer)
                 yield declared, given
 
+    def scalars(self, values: Mapping[str, int | float]) -> dict[str, Any]:
+        """Return its scalars by name, at the values of a run."""
+        pairs = zip(self.kernel.signature, self.arguments, strict=True)
+        return {
+            declared.name: evaluated(given, values)
+            for declared, given in pairs
+            if not isinstance(declared, Param)
+        }
+
     def __str__(self) -> str:
         where = "" if self.layer is None else f", layer {self.layer}"
         return f"launch {self.number} ({self.kernel.name}{where})"
+
+
+def evaluated(given: Any, values: Mapping[str, int | float]) -> Any:
+    """Return a scalar or size of a launch at the values of a run."""
+    if isinstance(given, Expr):
+        integers = {name: value for name, value in values.items() if isinstance(value, int)}
+        return given.evaluate(integers)
+    return values[given.name] if isinstance(given, FloatVariable) else given
+
+
+def launch_names(launches: Iterable[Launch]) -> list[str]:
+    """Return a name for each launch that no other launch of its layer has: its brick, numbered."""
+    seen: dict[tuple[str, int | None], int] = {}
+    names = []
+    for launch in launches:
+        name = launch.brick
+        count = seen[name, launch.layer] = seen.get((name, launch.layer), 0) + 1
+        names.append(name if count == 1 else f"{name}#{count}")
+    return names
+
+
+def written_storages(launches: Iterable[Launch]) -> frozenset[int]:
+    """Return the numbers of the storages that launches write to."""
+    return frozenset(
+        buffer.storage.number
+        for launch in launches
+        for param, buffer in launch.buffers()
+        if param.access.writes
+    )

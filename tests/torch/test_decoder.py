@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +130,25 @@ def test_without_a_reference_a_launch_is_held_to_its_kernels_own() -> None:
     plan = gate_plan(wrong_gate())
     with pytest.raises(UsageError, match="silu_gate have no reference="):
         bl.check(plan, drive=drive)
+
+
+def test_in_float64_a_launch_is_its_kernels_reference() -> None:
+    asked: list[np.dtype] = []
+
+    def counted(**given: np.ndarray) -> np.ndarray:
+        asked.append(given["gate"].dtype)
+        assert shipped is not None
+        return shipped(**given)
+
+    shipped = silu_gate().reference
+    facts = silu_gate().to_json()
+    with_reference = replace(silu_gate(), reference=counted)
+    drive = lambda plan: plan(n=64)  # noqa: E731
+    wrong = gate_plan(wrong_gate())
+    report = bl.check(wrong, reference=gate_plan(with_reference), drive=drive, repro=False)
+    assert report.findings[0].name == "silu_gate"
+    assert asked
+    assert set(asked) == {np.dtype(np.float64)}
+    # Without one, the kernel itself is run again.
+    report = bl.check(wrong, reference=gate_plan(Kernel.from_json(facts)), drive=drive, repro=False)
+    assert report.status == "diverged"

@@ -2,8 +2,9 @@
 
 So a plan on one device is held against the same plan on another as any two models are, and the
 culprit is a launch. Children are functions of what they read; memory that no launch writes is their
-weights. What the plan itself holds is copied, so a check changes nothing of it. In float64 a child
-computes its kernel's NumPy reference.
+weights. What the plan itself holds is copied, so a check changes nothing of it. Run in float64, a
+child computes its kernel's NumPy reference, or what the kernel makes where it has none; what it
+hands on is kept in the plan's own dtypes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from brickline.checking.kernels import TORCH_DTYPES
 from brickline.dtypes import DTYPES
 from brickline.errors import UsageError
 from brickline.executor.prepared import PreparedPlan
-from brickline.executor.watching import evaluated, trace_names
-from brickline.kernel import Param
 from brickline.plan_buffers import PlanBuffer
-from brickline.plan_launches import Launch
+from brickline.plan_launches import Launch, evaluated, launch_names, written_storages
 from brickline.symbolic import Expr
 
 
@@ -65,7 +64,7 @@ class LaunchModule(nn.Module):
         wide = any(tensor.dtype is torch.float64 for tensor in read.values())
         # A launch is one operation. Who watches torch would see memory that changes by itself.
         with _disable_current_modes():
-            if wide or self._is_exact:
+            if self._is_exact or (wide and self._launch.kernel.reference is not None):
                 results = self._exact(read, scalars, wide=wide)
             else:
                 results = self._launched(read, scalars, shapes)
@@ -88,7 +87,7 @@ class LaunchModule(nn.Module):
                 tensor = torch.zeros(shapes[param.name], dtype=dtype, device=where)
             elif param.access.writes:
                 tensor = tensor.to(where, copy=True)
-            arguments[param.name] = tensor.to(where).contiguous()
+            arguments[param.name] = tensor.to(where, TORCH_DTYPES[param.dtype]).contiguous()
         self._cached.launch(**arguments)
         if where.type == "cuda":
             torch.cuda.synchronize(where)
@@ -98,8 +97,7 @@ class LaunchModule(nn.Module):
         self, read: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], *, wide: bool
     ) -> tuple[torch.Tensor, ...]:
         kernel = self._launch.kernel
-        if kernel.reference is None:
-            raise NotImplementedError(f"kernel {kernel.name} has no reference in NumPy")
+        assert kernel.reference is not None
         arrays = {
             name: tensor.detach().cpu().double().numpy()
             if tensor.is_floating_point()
@@ -129,20 +127,16 @@ class PlanModule(nn.Module):
         super().__init__()
         self._prepared = prepared
         self._values = dict(prepared.values)
-        launches = prepared._launches
-        changed = {
-            buffer.storage.number
-            for launch in launches
-            for param, buffer in launch.buffers()
-            if param.access.writes
-        }
+        launches = prepared.launches
+        changed = written_storages(launches)
         memory = [torch.from_dlpack(_bytes(each)) for each in prepared.buffers.values()]
         self._memory = [
             tensor.clone() if number in changed else tensor for number, tensor in enumerate(memory)
         ]
+        self.register_buffer("one", torch.ones(1), persistent=False)
         self._children: list[LaunchModule] = []
         for launch, cached, name in zip(
-            launches, prepared._kernels, trace_names(launches), strict=True
+            launches, prepared.kernels, launch_names(launches), strict=True
         ):
             weights = {
                 param.name: self._view(buffer)
@@ -176,13 +170,15 @@ class PlanModule(nn.Module):
                 "changes variables and writes buffers with write(name, array)"
             )
         self._values |= changes
-        for launch, child in zip(self._prepared._launches, self._children, strict=True):
+        # A model is run in float64 operation by operation; its launches are none of torch's.
+        wide = (self.one * 1.0).dtype is torch.float64
+        for launch, child in zip(self._prepared.launches, self._children, strict=True):
             buffers = {param.name: self._view(buffer) for param, buffer in launch.buffers()}
             child.values = {
-                "scalars": _scalars(launch, self._values),
+                "scalars": launch.scalars(self._values),
                 "shapes": {name: tuple(view.shape) for name, view in buffers.items()},
             }
-            made = child(*(buffers[name].clone() for name in child.given))
+            made = child(*(_handed(buffers[name], wide=wide) for name in child.given))
             results = made if isinstance(made, tuple) else (made,)
             for name, result in zip(child.written, results, strict=True):
                 buffers[name].copy_(result.reshape(buffers[name].shape))
@@ -190,17 +186,22 @@ class PlanModule(nn.Module):
 
     def write(self, name: str, array: Any) -> None:
         """Copy an array into the memory of a buffer."""
-        storage = self._prepared._memory.storage(name)
         source = torch.as_tensor(array) if not isinstance(array, torch.Tensor) else array
-        memory = self._memory[storage.number]
+        memory = self._memory[self._number(name)]
         memory.copy_(source.contiguous().reshape(-1).view(torch.uint8).to(memory.device))
 
     def read(self, name: str) -> Any:
         """Return a buffer as the plan's `read` does."""
-        number = self._prepared._memory.storage(name).number
-        whole = self._prepared._memory.buffers[number]
-        raw = self._memory[number].cpu().numpy()
+        raw, whole = self._memory[self._number(name)].cpu().numpy(), self._prepared.buffers[name]
         return raw.view(DTYPES[whole.dtype].numpy).reshape(whole.shape)
+
+    def _number(self, name: str) -> int:
+        names = list(self._prepared.buffers)
+        if name not in names:
+            raise UsageError(
+                f"plan {self._prepared.plan.name} has no buffer {name!r}; it has {', '.join(names)}"
+            )
+        return names.index(name)
 
 
 def held_by_reference(prepared: PreparedPlan) -> PlanModule:
@@ -209,7 +210,7 @@ def held_by_reference(prepared: PreparedPlan) -> PlanModule:
     Raises:
         UsageError: A kernel has no reference.
     """
-    without = sorted({each.kernel.name for each in prepared._launches if not each.kernel.reference})
+    without = sorted({each.kernel.name for each in prepared.launches if not each.kernel.reference})
     if without:
         raise UsageError(
             f"check: kernels {', '.join(without)} have no reference= in NumPy to be held to; give "
@@ -240,6 +241,11 @@ def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(dtype)
 
 
+def _handed(tensor: torch.Tensor, *, wide: bool) -> torch.Tensor:
+    """Return what a launch is given: a copy, in float64 where the plan is run so."""
+    return tensor.double() if wide and tensor.is_floating_point() else tensor.clone()
+
+
 def _varies(buffer: PlanBuffer) -> bool:
     """Whether a buffer's shape depends on variables, so that it is handed over at each call."""
     return any(isinstance(size, Expr) for size in buffer.shape)
@@ -268,11 +274,3 @@ def _results(launches: Any) -> list[PlanBuffer]:
             if param.access.writes:
                 found[buffer.storage.number] = buffer
     return list(found.values())
-
-
-def _scalars(launch: Launch, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        declared.name: evaluated(given, values)
-        for declared, given in zip(launch.kernel.signature, launch.arguments, strict=True)
-        if not isinstance(declared, Param)
-    }

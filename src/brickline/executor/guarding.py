@@ -20,7 +20,7 @@ from brickline.device.base import Device
 from brickline.errors import LaunchError
 from brickline.executor.memory import PlanMemory
 from brickline.launching import GUARD_BYTE, GUARD_BYTES
-from brickline.plan_launches import Launch
+from brickline.plan_launches import Launch, written_storages
 
 
 class GuardedExecutor:
@@ -72,12 +72,7 @@ class GuardedExecutor:
 
     def _give_back(self, done: int) -> None:
         """Copy what the first `done` launches wrote to where it belongs, and bind that again."""
-        written = {
-            buffer.storage.number
-            for launch in self._launches[:done]
-            for param, buffer in launch.buffers()
-            if param.access.writes
-        }
+        written = written_storages(self._launches[:done])
         for number, buffer in enumerate(self._memory.buffers):
             if number in written and buffer.nbytes:
                 self._device.copy(buffer, self._zones[number][0])

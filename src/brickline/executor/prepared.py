@@ -29,7 +29,7 @@ from brickline.executor.serial import SerialExecutor
 from brickline.executor.watching import Watcher
 from brickline.plan import Plan
 from brickline.plan_arguments import checked_number
-from brickline.plan_launches import SIZES, FloatVariable, Launch
+from brickline.plan_launches import SIZES, FloatVariable, Launch, written_storages
 from brickline.symbolic import Variable
 from brickline.symbolic_values import value_of
 
@@ -129,7 +129,7 @@ class PreparedPlan:
             device,
             bind,
             _alignments(self._launches),
-            _written(self._launches),
+            written_storages(self._launches),
         )
         self._names = tuple(plan.variables)
         self._values: dict[str, int | float] = dict(plan.defaults)
@@ -293,6 +293,16 @@ class PreparedPlan:
     # -------------------------------------------------------------------------------------- memory
 
     @property
+    def launches(self) -> Sequence[Launch]:
+        """The launches that were prepared, in order; the plan itself may have grown since."""
+        return self._launches
+
+    @property
+    def kernels(self) -> Sequence[CachedKernel]:
+        """The compiled kernel of each launch."""
+        return self._kernels
+
+    @property
     def values(self) -> Mapping[str, int | float]:
         """The values of the variables at the next run."""
         return dict(self._values)
@@ -358,15 +368,6 @@ def _compiled(cache: KernelCache, launches: Any, device: Device) -> tuple[Cached
         if launch.kernel.digest not in known:
             known[launch.kernel.digest] = cache.get_or_compile(launch.kernel, device)
     return tuple(known[launch.kernel.digest] for launch in launches)
-
-
-def _written(launches: Sequence[Launch]) -> frozenset[int]:
-    return frozenset(
-        buffer.storage.number
-        for launch in launches
-        for param, buffer in launch.buffers()
-        if param.access.writes
-    )
 
 
 def _alignments(launches: Sequence[Launch]) -> dict[int, int]:

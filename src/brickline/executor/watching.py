@@ -8,18 +8,17 @@ between them. With fingerprints every launch is waited for and its memory read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from brickline.buffers import Buffer
-from brickline.checksums import CHECKSUM_FLOATS
 from brickline.device.base import Device, open_device
 from brickline.errors import DeviceError
 from brickline.graph import TransferDirection
 from brickline.plan_buffers import PlanBuffer
-from brickline.plan_launches import FloatVariable, Launch
+from brickline.plan_launches import Launch, evaluated, launch_names
 from brickline.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Watcher:
         self._fingerprints = fingerprints
         self._core = prepared._core
         self._launches: Sequence[Launch] = prepared._launches
-        self._names = trace_names(self._launches)
+        self._names = launch_names(self._launches)
         self._handles = [self._handle(launch) for launch in self._launches]
         self._varying = [
             launch.number
@@ -145,7 +144,7 @@ class Watcher:
                 position,
                 inputs=inputs,
                 outputs=[buffer for param, buffer in buffers if param.access.writes],
-                params={"kernel": launch.kernel.short, **self._scalars(launch)},
+                params={"kernel": launch.kernel.short, **launch.scalars(self._prepared.values)},
             )
         return len(self._launches), 0, -1
 
@@ -163,14 +162,6 @@ class Watcher:
             number=whole.number,
             owner=whole,
         )
-
-    def _scalars(self, launch: Launch) -> dict[str, int | float]:
-        values = self._prepared.values
-        found: dict[str, int | float] = {}
-        for declared, given in zip(launch.kernel.signature, launch.arguments, strict=True):
-            if not isinstance(given, PlanBuffer):
-                found[declared.name] = evaluated(given, values)
-        return found
 
     # -------------------------------------------------------------------------------------- graph
 
@@ -214,32 +205,13 @@ class _OnDevice(Buffer):
 
     __slots__ = ()
 
-    def numpy(self) -> NDArray[Any]:
-        """Return as many values as a checksum looks at."""
-        count = min(math.prod(self.shape), CHECKSUM_FLOATS)
+    def first_values(self, count: int) -> NDArray[Any]:
+        """Return up to so many values from its beginning."""
+        count = min(math.prod(self.shape), count)
         first = Buffer.at_address(
             self.address, (count,), self.dtype, kind=self.kind, number=self.number, owner=self
         )
         return open_device(self.device).to_numpy(first)
-
-
-def trace_names(launches: Sequence[Launch]) -> list[str]:
-    """Return a name for each launch that no other launch of its layer has: its brick, numbered."""
-    seen: dict[tuple[str, int | None], int] = {}
-    names = []
-    for launch in launches:
-        name = launch.brick
-        count = seen[name, launch.layer] = seen.get((name, launch.layer), 0) + 1
-        names.append(name if count == 1 else f"{name}#{count}")
-    return names
-
-
-def evaluated(given: Any, values: Mapping[str, int | float]) -> Any:
-    """Return a scalar or size of a launch at the values of a run."""
-    if isinstance(given, Expr):
-        integers = {name: value for name, value in values.items() if isinstance(value, int)}
-        return given.evaluate(integers)
-    return values[given.name] if isinstance(given, FloatVariable) else given
 
 
 def _kept(device: Device, buffer: Buffer) -> Buffer:
