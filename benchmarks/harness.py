@@ -8,7 +8,7 @@ one process.
 Times are CPU time of the whole process, pinned to one core: a profiler that hands its work to
 another thread is charged for it, and a colleague who compiles on the same machine is not.
 
-This file knows nothing of brickline nor of any peer.
+This file knows nothing of brickline, and of its peers only whether PyTorch sees a GPU.
 """
 
 from __future__ import annotations
@@ -72,6 +72,18 @@ def _rounded(value: float | None) -> float | None:
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """Smallest to largest, for a note."""
     return f"{min(values):.{digits}f}..{max(values):.{digits}f}"
+
+
+# --- What a GPU's benchmarks need -----------------------------------------------------------------
+
+
+def torch_with_cuda() -> Any:
+    """The torch module where it is installed and sees a GPU, else None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
 
 
 # --- Quiet: the state of the process while it measures --------------------------------------------

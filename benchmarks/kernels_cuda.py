@@ -185,11 +185,8 @@ def _gemv_claim(
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure every claim of this file."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    if not torch.cuda.is_available():
+    torch = harness.torch_with_cuda()
+    if torch is None:
         return []
     scale = 1 if quick else 4
     return [launches(torch, 25 * scale), *gemv(torch, 10 * scale)]

@@ -148,11 +148,8 @@ def launching(torch: Any, repeats: int) -> dict[str, Any]:
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure every claim of this file."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    if not torch.cuda.is_available():
+    torch = harness.torch_with_cuda()
+    if torch is None:
         return []
     repeats = 5 if quick else 15
     return [replaying(torch, repeats), launching(torch, 5 * repeats)]

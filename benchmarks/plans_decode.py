@@ -158,11 +158,8 @@ def peers(torch: Any, weights: dict[str, Any], rounds: int, *, compiled: bool) -
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure the claim of this file."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    if not torch.cuda.is_available():
+    torch = harness.torch_with_cuda()
+    if torch is None:
         return []
     rounds = 3 if quick else 9
     weights = weights_on(torch)

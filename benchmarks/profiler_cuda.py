@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import Claim
+from harness import Claim, torch_with_cuda
 
 import brickline as bl
 
@@ -200,11 +200,8 @@ def step():
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure every claim of this file."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    if not torch.cuda.is_available():
+    torch = torch_with_cuda()
+    if torch is None:
         return []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     scale = 1 if quick else 4

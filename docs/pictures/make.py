@@ -242,7 +242,8 @@ def _watch(name: str, screen: Screen) -> None:
 DECODING = """
 import sys
 import brickline as bl
-from brickline.commands.demo_model import DemoModel, ModelConfig
+from brickline.commands.demo_model import DemoModel
+from brickline.commands.demo_weights import ModelConfig
 
 profiler = bl.BrickProfiler("decode", enabled=True, path=sys.argv[1])
 print("ready", flush=True)

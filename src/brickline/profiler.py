@@ -1,44 +1,38 @@
 """BrickProfiler: time, tiles, graph and traces of model work, into a run on disk.
 
 A facade over `.timers`, `.tiles`, `.graph` and `.traces`. It owns the run's life (opening, forking,
-closing, saving); measuring is the native core's, and of devices it knows `device.base` alone.
+closing, saving); measuring is the native core's, reading that of `recorded_bricks` and
+`traced_launches`, and of devices it knows `device.base` alone.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import importlib
-import inspect
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from brickline import _core
-from brickline.bricks import BrickCategory, BrickId
+from brickline.bricks import BrickId
 from brickline.device.base import Sampling, SyncMode, open_clock
 from brickline.errors import CountError, RunError, UsageError
 from brickline.graph import ExecutionGraph
+from brickline.measurement_cost import measurement_cost_ns
 from brickline.peaks import load_peaks
+from brickline.recorded_bricks import RecordedBricks
 from brickline.runs import RunWriter
 from brickline.spools import Part, read_part
 from brickline.tiles import Tiles
-from brickline.timers import Timers, checked_count
+from brickline.timers import TimerCalls, Timers, checked_count
 from brickline.traced_launches import TracedLaunches
 from brickline.traces import Traces
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from brickline.profile import Profile
-    from brickline.stats import BrickStats, CategoryStats
     from brickline.verdicts import DivergenceReport
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 RUN_VARIABLE = "BRICKLINE_RUN"
 """Set by `brickline run`: every profiler records into the run that it names."""
@@ -51,7 +45,7 @@ _core.set_vocabulary(
 )
 
 
-class BrickProfiler(_core.ProfilerCore, TracedLaunches):
+class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunches):
     """Measures bricks; disabled by default, and then free.
 
     Args:
@@ -373,113 +367,6 @@ class BrickProfiler(_core.ProfilerCore, TracedLaunches):
         self._drain()
         return read_part(self._spool)
 
-    def profile(self) -> Profile:
-        """Return everything recorded up to now as a `Profile`."""
-        from brickline.profile import Profile, peaks_from_document, profile_from_parts
-
-        part = self._part()
-        if part is None:
-            return Profile(self.name, enabled=False)
-        peaks = peaks_from_document(load_peaks(self._clock.name))
-        is_live = self._spool is not None
-        return profile_from_parts([part], name=self.name, peaks=peaks, is_live=is_live)
-
-    def brick_stats(self, brick: BrickId | str) -> BrickStats:
-        """Return the statistics of a brick; count 0 where it never ran."""
-        from brickline.stats import BrickStats
-
-        found = self.profile().brick(brick)
-        if found is not None:
-            return found
-        known = BrickId(brick) if isinstance(brick, int) else BrickId.from_name(brick)
-        if known is None:
-            return BrickStats(str(brick))
-        return BrickStats(known.label, known, known.category)
-
-    def stats(self, name: str) -> BrickStats | None:
-        """Return the statistics of a brick by name, or None where it never ran."""
-        return self.profile().brick(name)
-
-    def all_brick_stats(self) -> list[BrickStats]:
-        """Return the statistics of every brick that ran, longest total first."""
-        return list(self.profile().bricks)
-
-    def category_stats(self) -> list[CategoryStats]:
-        """Return statistics by category, indexed by `BrickCategory`."""
-        from brickline.stats import CategoryStats
-
-        found = self.profile().categories
-        return [found.get(category, CategoryStats()) for category in BrickCategory]
-
-    def total_ns(self) -> int:
-        """Return the sum of inclusive brick time."""
-        return self.profile().total_ns
-
-    def total_elements(self) -> int:
-        """Return the sum of elements over all bricks; these are not tokens."""
-        return self.profile().total_elements
-
-    def total_tokens(self) -> int:
-        """Return the tokens of all steps."""
-        return self.profile().total_tokens
-
-    def total_throughput(self) -> float:
-        """Return elements per second of brick time."""
-        return self.profile().total_throughput
-
-    def summary(self) -> str:
-        """Return the brick table as text; a disabled profiler says how to enable it."""
-        from brickline.report.text import profile_text
-
-        return profile_text(self.profile())
-
-    def to_json(self) -> str:
-        """Return the profile as versioned JSON."""
-        from brickline.report.as_json import profile_json
-
-        return profile_json(self.profile())
-
-    def _repr_html_(self) -> str:
-        from brickline.report.notebook import profile_html
-
-        return profile_html(self.profile())
-
-    # --------------------------------------------------------------------- calls that delegate
-
-    def record_elapsed(
-        self, brick: BrickId | str, elapsed: timedelta | int, elements: int = 1, **work: Any
-    ) -> None:
-        """Record a duration that was measured elsewhere; see `Timers.record_elapsed`."""
-        self.timers.record_elapsed(brick, elapsed, elements, **work)
-
-    def record_deferred(self, brick: BrickId, start_ns: int, elements: int = 1) -> None:
-        """Note a span that ends when `finalize` is called."""
-        self.timers.record_deferred(brick, start_ns, elements)
-
-    def record_deferred_dynamic(self, name: str, start_ns: int, elements: int = 1) -> None:
-        """Note a span by name that ends when `finalize` is called."""
-        self.timers.record_deferred_dynamic(name, start_ns, elements)
-
-    def finalize(self, end_ns: int) -> None:
-        """End every pending span; see `Timers.finalize`."""
-        self.timers.finalize(end_ns)
-
-    def pending_count(self) -> int:
-        """Return how many spans wait for `finalize`."""
-        return self.timers.pending_count()
-
-    def has_pending(self) -> bool:
-        """Whether any span waits for `finalize`."""
-        return self.timers.has_pending()
-
-    def elapsed_ns(self) -> int:
-        """Return the nanoseconds since the epoch."""
-        return self.timers.elapsed_ns()
-
-    def reset_epoch(self) -> None:
-        """Count `elapsed_ns` from now on."""
-        self.timers.reset_epoch()
-
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a profiler belongs to the process that made it, so it is not copied or pickled; make "
@@ -498,72 +385,6 @@ def _checked_sampling(sampling: Sampling) -> Sampling:
 
 
 _core.adopt_methods(BrickProfiler)
-
-
-def decorate(handle: _core.BrickHandle, function: _Function) -> _Function:
-    """Return `function` with each call as one entry of the brick.
-
-    A coroutine function is timed over its awaits, and a generator from its first value to its last;
-    entries that overlap in one thread are marked out of order and have no exclusive time.
-    """
-    wrapper: Any
-    # Entries of these may overlap in one thread, so each has a timer of its own.
-    core, name, layer = handle.profiler, handle.name, handle.layer
-    if inspect.isasyncgenfunction(function):
-
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            timer = core.start(name, layer)
-            try:
-                async for value in function(*args, **kwargs):
-                    yield value
-            finally:
-                core._stop_handle(timer, handle)
-
-    elif inspect.iscoroutinefunction(function):
-
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            timer = core.start(name, layer)
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                core._stop_handle(timer, handle)
-
-    elif inspect.isgeneratorfunction(function):
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            timer = core.start(name, layer)
-            try:
-                return (yield from function(*args, **kwargs))
-            finally:
-                core._stop_handle(timer, handle)
-
-    else:
-        wrapper = handle.wrap(function)
-    return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
-
-
-@functools.cache
-def measurement_cost_ns() -> float:
-    """Return what one `with brick:` costs in this process, in nanoseconds; measured once."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="brickline-") as scratch:
-        core = _core.ProfilerCore()
-        core._open(os.path.join(scratch, "scratch.spool"))
-        core._set_enabled(True)
-        brick = core.brick("calibration")
-        costs = []
-        for _ in range(20):
-            before = time.perf_counter_ns()
-            for _ in range(50):
-                pass
-            between = time.perf_counter_ns()
-            for _ in range(50):
-                with brick:
-                    pass
-            costs.append((time.perf_counter_ns() - between - (between - before)) / 50)
-        core._close()
-    return max(0.0, min(costs))
 
 
 # ------------------------------------------------------------------------------- exit and fork

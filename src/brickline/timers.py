@@ -191,3 +191,46 @@ class Timers:
 
     def __repr__(self) -> str:
         return f"<timers of {self._core!r}>"
+
+
+class TimerCalls:
+    """The calls of `Timers` on the profiler itself; a base of `BrickProfiler`, never used alone."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        timers: Timers
+
+    def record_elapsed(
+        self, brick: BrickId | str, elapsed: timedelta | int, elements: int = 1, **work: Any
+    ) -> None:
+        """Record a duration that was measured elsewhere; see `Timers.record_elapsed`."""
+        self.timers.record_elapsed(brick, elapsed, elements, **work)
+
+    def record_deferred(self, brick: BrickId, start_ns: int, elements: int = 1) -> None:
+        """Note a span that ends when `finalize` is called."""
+        self.timers.record_deferred(brick, start_ns, elements)
+
+    def record_deferred_dynamic(self, name: str, start_ns: int, elements: int = 1) -> None:
+        """Note a span by name that ends when `finalize` is called."""
+        self.timers.record_deferred_dynamic(name, start_ns, elements)
+
+    def finalize(self, end_ns: int) -> None:
+        """End every pending span; see `Timers.finalize`."""
+        self.timers.finalize(end_ns)
+
+    def pending_count(self) -> int:
+        """Return how many spans wait for `finalize`."""
+        return self.timers.pending_count()
+
+    def has_pending(self) -> bool:
+        """Whether any span waits for `finalize`."""
+        return self.timers.has_pending()
+
+    def elapsed_ns(self) -> int:
+        """Return the nanoseconds since the epoch."""
+        return self.timers.elapsed_ns()
+
+    def reset_epoch(self) -> None:
+        """Count `elapsed_ns` from now on."""
+        self.timers.reset_epoch()

@@ -64,7 +64,7 @@ bool exit(HandleObject* handle) {
 }
 
 PyObject* decorate(HandleObject* handle, PyObject* function) {
-    PyObject* module = PyImport_ImportModule("brickline.profiler");
+    PyObject* module = PyImport_ImportModule("brickline.timed_functions");
     if (!module) return nullptr;
     PyObject* result = PyObject_CallMethod(module, "decorate", "OO", handle, function);
     Py_DECREF(module);

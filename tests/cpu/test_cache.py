@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads_together import outcomes_in_threads
 
 import brickline as bl
 from brickline import kernel_store
@@ -127,25 +128,6 @@ def finish(program: subprocess.Popen[str], text: str | None = None) -> str:
     out, err = program.communicate(text, timeout=60)
     assert (program.returncode, err) == (0, "")
     return out
-
-
-def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
-    """Run `work` in threads that begin together; return what each returned or raised."""
-    ready, outcomes = threading.Barrier(count), []
-
-    def body() -> None:
-        ready.wait()
-        try:
-            outcomes.append(work())
-        except BaseException as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=body) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
 
 
 # ------------------------------------------------------------------------------------- what is kept
@@ -290,7 +272,7 @@ print(cache.statistics.compilations, cache.statistics.disk_hits)
 def test_a_failure_is_everyones_and_not_kept(starts: CompilerStarts, tmp_path: Path) -> None:
     cache = KernelCache(tmp_path / "cache")
     starts.broken.touch()
-    outcomes = in_threads(8, lambda: cache.get_or_compile(constant(1)))
+    outcomes = outcomes_in_threads(8, lambda _: cache.get_or_compile(constant(1)))
     assert all(isinstance(each, CompileError) for each in outcomes)
     assert all("out of order" in str(each) for each in outcomes)
     facts = cache.statistics
@@ -421,8 +403,8 @@ def test_different_kernels_compile_at_the_same_time() -> None:
         meet.wait()
         return b"code"
 
-    cache, device, numbers = KernelCache(disk=False), Fake(together), iter((1, 2))
-    outcomes = in_threads(2, lambda: cache.get_or_compile(numbered(next(numbers)), device))
+    cache, device = KernelCache(disk=False), Fake(together)
+    outcomes = outcomes_in_threads(2, lambda n: cache.get_or_compile(numbered(n), device))
     assert all(isinstance(each, CachedKernel) for each in outcomes)
 
 

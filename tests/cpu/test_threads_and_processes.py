@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from threads_together import in_threads
 
 import brickline as bl
 from brickline import BrickProfiler, Profile, Run
@@ -47,26 +47,6 @@ def finish(program: subprocess.Popen[str]) -> str:
     assert program.returncode == 0, err
     assert err == "", "a sound program says nothing"
     return out
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run `work` in threads that begin together."""
-    ready = threading.Barrier(count)
-    failures: list[BaseException] = []
-
-    def body(number: int) -> None:
-        try:
-            ready.wait()
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 def profile_at(path: Path) -> Profile:

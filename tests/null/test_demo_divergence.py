@@ -17,7 +17,8 @@ from brickline.commands.demo_divergence import (
     first_not_close,
     record_decode,
 )
-from brickline.commands.demo_model import DemoModel, Floats, ModelConfig
+from brickline.commands.demo_model import DemoModel
+from brickline.commands.demo_weights import Floats, ModelConfig
 from brickline.report.divergence import report_text
 from brickline.verdicts import Status, Verdict
 

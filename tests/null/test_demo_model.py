@@ -15,16 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from brickline import BrickId, BrickProfiler
-from brickline.commands.demo_model import (
-    DemoModel,
-    ModelConfig,
-    SamplingConfig,
-    Weights,
-    gated_silu,
-    rms_norm,
-    rotate,
-    softmax,
-)
+from brickline.commands.demo_model import DemoModel, gated_silu, rms_norm, rotate, softmax
+from brickline.commands.demo_weights import ModelConfig, SamplingConfig, Weights
 from brickline.errors import UsageError
 
 # No two sizes are alike, and the tiles of the head do not divide it.

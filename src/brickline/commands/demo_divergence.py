@@ -18,15 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.commands.demo_model import (
-    DemoModel,
-    Floats,
-    ModelConfig,
-    gated_silu,
-    rms_norm,
-    rotate,
-    softmax,
-)
+from brickline.commands.demo_model import DemoModel, gated_silu, rms_norm, rotate, softmax
+from brickline.commands.demo_weights import Floats, ModelConfig
 from brickline.profiler import BrickProfiler
 from brickline.verdicts import (
     Coverage,

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from brickline import _core
 from brickline.circumstances import cpu_model
+from brickline.measurement_cost import measurement_cost_ns
 from brickline.peaks import keep_peaks, load_peaks, measure_peaks
-from brickline.profiler import measurement_cost_ns
 from brickline.run_directory import state_directory
 
 EXTRAS = {
