@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,8 +55,18 @@ def test_the_demo_shows_everything_it_promises(brickline, tmp_path):
     out, _ = brickline("demo", "--tokens", 40)
     assert out.index("Which brick went wrong?") < out.index("Where does the time go?")
     assert out.index("Where does the time go?") < out.index("Is it the same everywhere?")
+    _, _, everywhere = out.partition("Is it the same everywhere?")
+    rows = {row.split()[1]: row for row in everywhere.splitlines() if row.startswith("CPU ")}
+    assert list(rows) == ["serial", "parallel", "megakernel"]
+    for executor, row in rows.items():
+        assert re.search(r" \d+ +[\d.]+ (ms|µs) +[A-Z]\w+ \d+%", row), "tokens/s, a step, a brick"
+        assert ("the same bits" in row) == (executor != "serial")
+    assert re.search(r"decode on CPU, program mode · ([\d,]+) of \1 items", everywhere)
+    assert re.search(r"workers: work [\d.]+ % · .*waiting for tasks", everywhere)
+    assert re.search(r"imbalance \d\.\d\d", everywhere)
+    assert "brickline report demo.megakernel.json" in everywhere
+    assert "Workers" in brickline("report", "demo.megakernel.json")[0]
     for words in (
-        "CPU  parallel",
         "numpy.allclose, defaults",
         "layers.3.mlp.norm is wrong by itself",
         "▲",

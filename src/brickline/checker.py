@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from brickline.errors import UsageError
+from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel
 from brickline.verdicts import DivergenceReport
 
@@ -72,6 +73,15 @@ def _plain_drive(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[
     return drive
 
 
+def _plan_hint(given: Any) -> str:
+    """Return how to come from a plan, or from what holds one, to what can be checked."""
+    if isinstance(getattr(given, "prepared", None), PreparedPlan):
+        return "; pass its .prepared, and drive=lambda plan: plan(...) with its variables"
+    if callable(getattr(given, "prepare", None)):
+        return "; prepare it first, .prepare(...)"
+    return ""
+
+
 def _checked_arguments(
     candidate: Any,
     reference: Any,
@@ -82,8 +92,8 @@ def _checked_arguments(
     for role, given in (("candidate", candidate), ("reference", reference)):
         if not (callable(given) or isinstance(given, Kernel) or (role, given) == _NO_REFERENCE):
             raise UsageError(
-                f"{role}: expected a torch.nn.Module, a callable on tensors or a brickline.Kernel, "
-                f"got {type(given).__name__}"
+                f"{role}: expected a torch.nn.Module, a callable on tensors, a brickline.Kernel or "
+                f"a prepared plan, got {type(given).__name__}{_plan_hint(given)}"
             )
         if isinstance(given, type):
             raise UsageError(
@@ -98,6 +108,11 @@ def _checked_arguments(
         raise UsageError(
             f"kwargs: expected a mapping of keyword arguments, got {type(kwargs).__name__}; "
             'for example kwargs={"attention_mask": mask}'
+        )
+    if args and isinstance(candidate, PreparedPlan):
+        raise UsageError(
+            f"expected the variables of a plan by name, got {args[0]!r:.80}; for example "
+            'check(prepared, kwargs={"n": 7}), or drive=lambda plan: plan(n=7)'
         )
     if drive is not None and (args or kwargs):
         raise UsageError(

@@ -1,25 +1,21 @@
-"""Decoder: one decode step of a Llama-style model as a plan, and a loop that runs it.
+"""Decoder: one decode step of a Llama-style model as a plan.
 
 The plan takes a token and a position and leaves logits and the next token; keys and values stay in
 caches of the plan. The same plan runs on every device with the same bits. `decoder_weights` has the
-configuration and where weights come from.
+configuration and where weights come from, `decoding` the loop that runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from brickline.bricks import BrickId
-from brickline.decoder_weights import DecoderConfig, weight_shapes
+from brickline.decoder_weights import DecoderConfig, check_config, weight_shapes
+from brickline.decoding import Decoding as Decoding
 from brickline.dtypes import dtype_of
 from brickline.errors import UsageError
-from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel
 from brickline.kernels.attention import attention_combine, attention_decode
 from brickline.kernels.elementwise import residual, silu_gate
@@ -29,11 +25,10 @@ from brickline.kernels.products import gemv
 from brickline.kernels.rotary import kv_append, rope, rope_append
 from brickline.kernels.tokens import TILE, argmax_combine, argmax_tiles, embedding
 from brickline.plan import Plan
+from brickline.plan_arguments import checked_flag
 from brickline.plan_buffers import PlanBuffer
-from brickline.symbolic_values import integer_of
-
-if TYPE_CHECKING:
-    from brickline.profiler import BrickProfiler
+from brickline.plan_names import listed, nearest
+from brickline.plan_words import counted
 
 SPAN = 64
 """Positions that a block of attention takes."""
@@ -68,9 +63,11 @@ class Decoder:
         fused: bool = True,
         kernels: Mapping[str, Kernel] | None = None,
     ) -> None:
+        check_config(config)
         self.config = config
         self.dtype = dtype_of(dtype).name
-        self.fused = fused
+        self.fused = checked_flag(fused, "decoder", "fused")
+        self._own = _own_kernels(kernels)
         self.plan = Plan("decode")
         self._position = self.plan.variable("position", 0, config.capacity - 1)
         self._weights: dict[str, PlanBuffer] = {
@@ -79,13 +76,15 @@ class Decoder:
         }
         self._rates = self.plan.buffer("rates", config.head_dim // 2, "f32", read_only=True)
         self._buffers = _Buffers.of(self.plan, config, self.dtype)
-        self._own = dict(kernels or {})
+        self._places: set[str] = set()
+        """Names of the kernels that ship, whose places those of a caller may take."""
         self._plan_step()
-        planned = {launch.kernel.name for launch in self.plan.launches}
-        unused = sorted(name for name, own in self._own.items() if own.name not in planned)
+        unused = sorted(set(self._own) - self._places)
         if unused:
+            places = sorted(self._places)
             raise UsageError(
-                f"kernels: expected names of {', '.join(sorted(planned))}, got {', '.join(unused)}"
+                f"kernels: expected names of {', '.join(places)}, got {', '.join(unused)}"
+                f"{nearest(unused[0], places)}"
             )
 
     def prepare(
@@ -106,14 +105,41 @@ class Decoder:
         Raises:
             UsageError: A weight is missing or has another shape.
         """
-        missing = sorted(set(self._weights) - set(weights))
-        if missing:
+        if not isinstance(weights, Mapping):
             raise UsageError(
-                f"expected weights {', '.join(missing[:4])} too; there are {len(weights)}"
+                f"expected weights by name, got {weights!r:.80}; read them with load_weights(path, "
+                "config), or make some with random_weights(config)"
+            )
+        missing = [name for name in self._weights if weights.get(name) is None]
+        if missing:
+            names = listed(missing, "buffers")
+            raise UsageError(
+                f"expected {counted(len(self._weights), 'weight')}, got {len(weights)} without "
+                f"{names}; load_weights(path, config) reads them by these names from a model of "
+                "the hub"
+            )
+        self._check_dtype(weights)
+        if "bind" in options:
+            raise UsageError(
+                "expected weights alone, got bind= too; write other buffers with prepared.write"
             )
         bind = {name: weights[name] for name in self._weights} | {"rates": self.config.rates()}
         prepared = self.plan.prepare(device, executor, bind=bind, **options)
         return Decoding(self, prepared, options.get("profiler"))
+
+    def _check_dtype(self, weights: Mapping[str, Any]) -> None:
+        for name in self._weights:
+            given = getattr(weights[name], "dtype", self.dtype)
+            if dtype_of(given).name != self.dtype:
+                raise UsageError(
+                    f"weight {name}: expected {self.dtype}, as the decoder has, got "
+                    f"{dtype_of(given).name}; give both the same dtype="
+                )
+
+    def __repr__(self) -> str:
+        config, launches = self.config, counted(len(self.plan.launches), "launch")
+        layers = counted(config.layers, "layer")
+        return f"<Decoder of {layers}, dim {config.dim}, {self.dtype}, {launches} a token>"
 
     # --------------------------------------------------------------------------------- the launches
 
@@ -129,11 +155,16 @@ class Decoder:
             n=config.dim,
             brick=BrickId.EMBEDDING,
         )
+        apart = None if self.fused else _ApartBuffers.of(self.plan, config, self.dtype)
         for layer in range(config.layers):
-            (self._plan_fused if self.fused else self._plan_apart)(layer)
+            if apart is None:
+                self._plan_fused(layer)
+            else:
+                self._plan_apart(layer, apart)
         self._plan_head()
 
     def _launch(self, kernel: Kernel, **arguments: Any) -> None:
+        self._places.add(kernel.name)
         self.plan.launch(self._own.get(kernel.name, kernel), **arguments)
 
     def _plan_fused(self, layer: int) -> None:
@@ -223,7 +254,7 @@ class Decoder:
             layer=layer,
         )
 
-    def _plan_apart(self, layer: int) -> None:
+    def _plan_apart(self, layer: int, apart: _ApartBuffers) -> None:
         config, b = self.config, self._buffers
         dim, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
         self._plan_norm(f"norm1_{layer}", layer)
@@ -257,26 +288,27 @@ class Decoder:
             layer=layer,
         )
         self._plan_attention(layer)
-        self._plan_product(f"out_{layer}", b.attended, b.branch, BrickId.OUTPUT_PROJECTION, layer)
-        self._plan_residual(b.x, b.middle, layer)
-        self._plan_norm(f"norm2_{layer}", layer, b.middle)
+        branch, middle = apart.branch, apart.middle
+        self._plan_product(f"out_{layer}", b.attended, branch, BrickId.OUTPUT_PROJECTION, layer)
+        self._plan_residual(b.x, branch, middle, layer)
+        self._plan_norm(f"norm2_{layer}", layer, middle)
         gate_up = self._weights[f"gate_up_{layer}"]
         for half, y, brick in (
-            (gate_up[: config.hidden], b.gate, BrickId.GATE_PROJECTION),
-            (gate_up[config.hidden :], b.up, BrickId.UP_PROJECTION),
+            (gate_up[: config.hidden], apart.gate, BrickId.GATE_PROJECTION),
+            (gate_up[config.hidden :], apart.up, BrickId.UP_PROJECTION),
         ):
             self._plan_product(half, b.normed, y, brick, layer)
         self._launch(
             silu_gate(self.dtype),
-            gate=b.gate,
-            up=b.up,
+            gate=apart.gate,
+            up=apart.up,
             y=b.gated,
             n=config.hidden,
             brick=BrickId.ACTIVATION,
             layer=layer,
         )
-        self._plan_product(f"down_{layer}", b.gated, b.branch, BrickId.DOWN_PROJECTION, layer)
-        self._plan_residual(b.middle, b.x, layer)
+        self._plan_product(f"down_{layer}", b.gated, branch, BrickId.DOWN_PROJECTION, layer)
+        self._plan_residual(middle, branch, b.x, layer)
 
     def _plan_norm(self, weight: str, layer: int | None, x: PlanBuffer | None = None) -> None:
         config, b = self.config, self._buffers
@@ -312,11 +344,11 @@ class Decoder:
             layer=layer,
         )
 
-    def _plan_residual(self, x: PlanBuffer, y: PlanBuffer, layer: int) -> None:
+    def _plan_residual(self, x: PlanBuffer, branch: PlanBuffer, y: PlanBuffer, layer: int) -> None:
         self._launch(
             residual(self.dtype),
             a=x,
-            b=self._buffers.branch,
+            b=branch,
             y=y,
             n=self.config.dim,
             brick="Residual",
@@ -332,6 +364,24 @@ class Decoder:
         row |= {"largest": b.tile_largest, "places": b.tile_places}
         self._launch(argmax_tiles(), x=b.logits.reshape((1, config.vocabulary)), **row)
         self._launch(argmax_combine(), y=b.token, **row)
+
+
+def _own_kernels(kernels: Mapping[str, Kernel] | None) -> dict[str, Kernel]:
+    if kernels is not None and not isinstance(kernels, Mapping):
+        raise UsageError(
+            "kernels: expected kernels by the name of the one whose place each takes, got "
+            f'{type(kernels).__name__}; for example kernels={{"rope_append": mine}}'
+        )
+    own = dict(kernels or {})
+    for name, kernel in own.items():
+        if not isinstance(name, str):
+            raise UsageError(f"kernels: expected the name of a kernel, got {name!r:.80}")
+        if not isinstance(kernel, Kernel):
+            call = "; call it to make one" if callable(kernel) else ""
+            raise UsageError(
+                f"kernels, {name}: expected a Kernel, got {type(kernel).__name__}{call}"
+            )
+    return own
 
 
 @dataclass(frozen=True)
@@ -351,10 +401,6 @@ class _Buffers:
     tile_largest: PlanBuffer
     tile_places: PlanBuffer
     normed: PlanBuffer
-    branch: PlanBuffer
-    middle: PlanBuffer
-    gate: PlanBuffer
-    up: PlanBuffer
     keys: Sequence[PlanBuffer]
     values: Sequence[PlanBuffer]
 
@@ -382,90 +428,25 @@ class _Buffers:
             tile_largest=plan.buffer("tile_largest", (1, tiles), "f32"),
             tile_places=plan.buffer("tile_places", (1, tiles), "i32"),
             normed=plan.buffer("normed", config.dim, dtype),
-            branch=plan.buffer("branch", config.dim, dtype),
-            middle=plan.buffer("middle", config.dim, dtype),
-            gate=plan.buffer("gate", config.hidden, dtype),
-            up=plan.buffer("up", config.hidden, dtype),
             keys=[plan.buffer(f"keys_{layer}", cache, dtype) for layer in layers],
             values=[plan.buffer(f"values_{layer}", cache, dtype) for layer in layers],
         )
 
 
-class Decoding:
-    """A decoder on a device, somewhere in a text."""
+@dataclass(frozen=True)
+class _ApartBuffers:
+    """What else passes between launches where each operation has its own."""
 
-    def __init__(
-        self, decoder: Decoder, prepared: PreparedPlan, profiler: BrickProfiler | None = None
-    ) -> None:
-        self.config = decoder.config
-        self.prepared = prepared
-        self.profiler = profiler
-        self.position = 0
-        """Where the next token stands."""
+    branch: PlanBuffer
+    middle: PlanBuffer
+    gate: PlanBuffer
+    up: PlanBuffer
 
-    def step(self, token: int | None = None, *, phase: str = "decode") -> None:
-        """Run one token; the next one is found by `token` and fed by a step without one.
-
-        Raises:
-            UsageError: The caches are full, or the token is none of the vocabulary.
-        """
-        if self.position >= self.config.capacity:
-            raise UsageError(
-                f"expected at most {self.config.capacity} positions, as the caches have; begin "
-                "again with restart(), or make a decoder of a larger capacity"
-            )
-        if token is not None:
-            number = integer_of(token)
-            if number is None or not 0 <= number < self.config.vocabulary:
-                raise UsageError(
-                    f"expected a token from 0 to {self.config.vocabulary - 1}, got {token!r}"
-                )
-            self.prepared.write("token", np.array([number], np.int32))
-        within = (
-            nullcontext() if self.profiler is None else self.profiler.step(tokens=1, phase=phase)
+    @classmethod
+    def of(cls, plan: Plan, config: DecoderConfig, dtype: str) -> _ApartBuffers:
+        return cls(
+            branch=plan.buffer("branch", config.dim, dtype),
+            middle=plan.buffer("middle", config.dim, dtype),
+            gate=plan.buffer("gate", config.hidden, dtype),
+            up=plan.buffer("up", config.hidden, dtype),
         )
-        with within:
-            self.prepared(position=self.position)
-        self.position += 1
-
-    @property
-    def token(self) -> int:
-        """The token that the last step found, after waiting for it."""
-        return int(self.prepared.read("token")[0])
-
-    def logits(self) -> NDArray[np.float32]:
-        """Return the logits of the last step, after waiting for them."""
-        return self.prepared.read("logits")
-
-    def generate(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Feed a prompt, and return the tokens that follow, each the most likely one.
-
-        Raises:
-            UsageError: The prompt is empty, or does not fit into the caches with what follows.
-        """
-        if (
-            isinstance(prompt, str)
-            or not isinstance(prompt, Sequence | np.ndarray)
-            or not len(prompt)
-        ):
-            raise UsageError(f"expected a prompt as a list of tokens, got {prompt!r:.80}")
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise UsageError(f"count: expected a number of tokens from 0 on, got {count!r:.80}")
-        needed = self.position + len(prompt) + max(count - 1, 0)
-        if needed > self.config.capacity:
-            raise UsageError(
-                f"expected at most {self.config.capacity} positions, as the caches have; the "
-                f"prompt and what follows need {needed}, {self.position} of them are taken: begin "
-                "again with restart(), or make a decoder of a larger capacity"
-            )
-        for token in prompt:
-            self.step(token, phase="prefill")
-        tokens = [self.token] if count > 0 else []
-        while len(tokens) < count:
-            self.step()
-            tokens.append(self.token)
-        return tokens
-
-    def restart(self) -> None:
-        """Begin another text; what the caches hold of the last one is not read again."""
-        self.position = 0

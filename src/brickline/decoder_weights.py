@@ -23,6 +23,10 @@ from numpy.typing import NDArray
 from brickline.dtypes import DTYPES, dtype_of
 from brickline.errors import UsageError
 
+_SCALING = (
+    *("factor", "low_freq_factor", "high_freq_factor"),
+    "original_max_position_embeddings",
+)
 _SAFE_DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f64"}
 MOST_HEADER = 100 << 20
 
@@ -59,6 +63,10 @@ class DecoderConfig:
             raise UsageError(
                 f"expected heads as a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
             )
+        _check_positive("eps", self.eps)
+        _check_positive("theta", self.theta)
+        if self.scaling is not None:
+            _check_scaling(self.scaling)
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str], *, capacity: int = 1024) -> DecoderConfig:
@@ -69,30 +77,31 @@ class DecoderConfig:
         """
         try:
             facts = json.loads(Path(path).read_bytes())
-            heads = facts["num_attention_heads"]
             # Newer files hold base and scaling together.
             rope = facts.get("rope_parameters") or facts.get("rope_scaling") or {}
             kind = rope.get("rope_type", "default")
-            if facts.get("model_type") != "llama" or kind not in ("default", "llama3"):
-                raise UsageError(
-                    f"{path}: expected model_type llama with rope default or llama3, got "
-                    f"{facts.get('model_type')!r} with {kind!r}"
-                )
+            _check_architecture(facts, kind)
+            heads = facts["num_attention_heads"]
             return cls(
                 vocabulary=facts["vocab_size"],
                 dim=facts["hidden_size"],
                 hidden=facts["intermediate_size"],
                 layers=facts["num_hidden_layers"],
                 heads=heads,
-                kv_heads=facts.get("num_key_value_heads", heads),
+                kv_heads=facts.get("num_key_value_heads") or heads,
                 head_dim=facts.get("head_dim") or facts["hidden_size"] // heads,
                 capacity=capacity,
                 eps=facts["rms_norm_eps"],
                 theta=float(rope.get("rope_theta") or facts.get("rope_theta", 10_000.0)),
                 scaling=rope if kind == "llama3" else None,
-                tied=facts.get("tie_word_embeddings", False),
+                tied=bool(facts.get("tie_word_embeddings", False)),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+        except (
+            *(OSError, ValueError, KeyError, TypeError, AttributeError),
+            *(ArithmeticError, RecursionError),
+        ) as error:
             raise UsageError(
                 f"{path}: expected the config.json of a Llama model, got {type(error).__name__}: "
                 f"{error}"
@@ -105,6 +114,53 @@ class DecoderConfig:
         if self.scaling is not None:
             rates = _stretched(rates, self.scaling)
         return rates.astype(np.float32)
+
+
+def check_config(config: object) -> None:
+    """Refuse what is no configuration of a decoder.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not isinstance(config, DecoderConfig):
+        raise UsageError(
+            f"expected a DecoderConfig, got {config!r:.80}; give sizes by name, "
+            'DecoderConfig(layers=2), or read them, DecoderConfig.from_json("config.json")'
+        )
+
+
+def _check_positive(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise UsageError(f"{name}: expected a number above 0, got {value!r:.80}")
+
+
+def _check_scaling(scaling: object) -> None:
+    if not isinstance(scaling, Mapping):
+        raise UsageError(
+            f"scaling: expected numbers by name, got {scaling!r:.80}; it has {', '.join(_SCALING)}"
+        )
+    missing = [name for name in _SCALING if name not in scaling]
+    if missing:
+        raise UsageError(f"scaling: expected {', '.join(_SCALING)}, got no {', '.join(missing)}")
+    for name in _SCALING:
+        _check_positive(f"scaling, {name}", scaling[name])
+
+
+def _check_architecture(facts: Mapping[str, Any], rope: str) -> None:
+    """Refuse models whose step is another one; weights alone would not show it."""
+    if facts.get("model_type") != "llama" or rope not in ("default", "llama3"):
+        raise UsageError(
+            "expected model_type llama with rope default or llama3, got "
+            f"{facts.get('model_type')!r} with {rope!r}"
+        )
+    biased = [name for name in ("attention_bias", "mlp_bias") if facts.get(name)]
+    activation = facts.get("hidden_act") or "silu"
+    if biased or activation != "silu":
+        got = f"hidden_act {activation!r}" if activation != "silu" else " and ".join(biased)
+        raise UsageError(
+            f"expected a Llama with silu and without biases, got {got}, which the decoder lacks"
+        )
 
 
 def _stretched(rates: NDArray[np.float64], scaling: Mapping[str, float]) -> NDArray[np.float64]:
@@ -136,9 +192,16 @@ def weight_shapes(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]
 def random_weights(
     config: DecoderConfig, *, dtype: str = "bf16", seed: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """Return random weights that keep the size of what passes through them."""
+    """Return random weights that keep the size of what passes through them.
+
+    Raises:
+        UsageError: The configuration, the dtype or the seed is none.
+    """
+    check_config(config)
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed: expected a number from 0 on, got {seed!r:.80}")
     rng = np.random.default_rng(seed)
-    kind = DTYPES[dtype_of(dtype).name].numpy
+    kind = _float_dtype(dtype)
     made = {}
     for name, shape in weight_shapes(config):
         if len(shape) == 1:
@@ -162,14 +225,18 @@ def load_weights(
     Raises:
         UsageError: A file is damaged, or a tensor is missing or has another shape.
     """
-    place = Path(path)
+    check_config(config)
+    kind = _float_dtype(dtype)
+    try:
+        place = Path(path)
+    except TypeError as error:
+        raise UsageError(f"expected the path of safetensors, got {path!r:.80}") from error
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if not files:
         raise UsageError(f"{path}: expected a safetensors file, or a directory that holds some")
     tensors: dict[str, NDArray[Any]] = {}
     for file in files:
         tensors |= read_safetensors(file)
-    kind = DTYPES[dtype_of(dtype).name].numpy
 
     def tensor(name: str, *shape: int) -> NDArray[Any]:
         found = tensors.get(name)
@@ -199,6 +266,13 @@ def load_weights(
     if not config.tied:
         made["head"] = tensor("lm_head.weight", config.vocabulary, dim)
     return made
+
+
+def _float_dtype(dtype: object) -> np.dtype[Any]:
+    found = dtype_of(dtype)
+    if found.kind != "float":
+        raise UsageError(f"dtype: expected a float, as the decoder has, got {found.name}")
+    return found.numpy
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:

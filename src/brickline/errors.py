@@ -13,7 +13,9 @@
     │   ├── SymbolicError         a launch shape: a variable missing or out of range, overflow
     │   ├── KernelError           a kernel whose declaration contradicts itself
     │   ├── LaunchError           arguments that do not fit the kernel
-    │   └── PlanError             a plan that contradicts itself, its file, or what it is given
+    │   │   └── DeadlineReached   a run was ended by its max_wall_time; the report is partial
+    │   ├── PlanError             a plan that contradicts itself, its file, or what it is given
+    │   └── QueueError            a queue of a megakernel cannot take what it is given
     ├── RunError                  a run that cannot be written or read
     │   ├── RunExists             the path is taken and overwriting was not asked for
     │   ├── NotARun               the path holds something else, or nothing
@@ -22,6 +24,7 @@
     ├── CompileError              the compiler refused a source; its words are in the message
     ├── CacheError                a cache directory that cannot be trusted or used
     ├── ProcessError              a process that is gone, not ours, or records nothing
+    ├── DeviceHung                an item of a megakernel never returned; its engine is dead
     ├── ExportError               an export that could not be written, sent or served
     └── InternalError             a bug in brickline; never a subclass of UsageError
 
@@ -74,8 +77,16 @@ class LaunchError(UsageError):
     """The arguments of a launch do not fit its kernel or its device."""
 
 
+class DeadlineReached(LaunchError):  # noqa: N818 - what happened, as the names of runs' errors
+    """A run was ended by its deadline: what had finished stays, and the report is partial."""
+
+
 class PlanError(UsageError):
     """A plan cannot be built, read, prepared or run as it was asked for."""
+
+
+class QueueError(UsageError):
+    """A queue of a megakernel cannot take what it is given; the message has a stable code."""
 
 
 class RunError(BricklineError):
@@ -116,6 +127,29 @@ class CacheError(BricklineError):
 
 class ProcessError(BricklineError):
     """A process is gone, belongs to someone else, or records no bricks."""
+
+
+class DeviceHung(BricklineError):  # noqa: N818
+    """An item never returned: `task`, `item`, `worker`, and `missing`, which others wait for."""
+
+    # What runs cannot be ended from outside: the engine is dead, and what it works on must stay.
+
+    def __init__(
+        self,
+        message: str,
+        task: int | None = None,
+        item: int | None = None,
+        worker: int | None = None,
+        missing: int | None = None,
+    ) -> None:
+        super().__init__(message, task, item, worker, missing)
+        self.task = task
+        self.item = item
+        self.worker = worker
+        self.missing = missing
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ExportError(BricklineError):

@@ -34,7 +34,8 @@ from brickline.symbolic_values import check_values
 
 __all__ = ["BLOCK_INDEX", "Access", "Kernel", "LaunchShape", "Param", "Scalar"]
 
-Language: TypeAlias = Literal["block", "cuda", "c"]
+Language: TypeAlias = Literal["block", "cuda", "c", "megakernel"]
+"""The last one is generated: CUDA code around kernels of the first, with their meaning."""
 
 MAX_ARGUMENTS = 64
 """As many as the launcher has places for."""
@@ -153,6 +154,8 @@ class Kernel:
             host_parallel_safe=host_parallel_safe,
         )
         arguments = _arguments(signature, self.entry, where)
+        if language != "megakernel":  # which is given tables instead
+            _check_results(arguments, where)
         scope = _Scope(where, tuple(filter(None, map(_variable, arguments))))
         set_fields(
             self,
@@ -388,7 +391,7 @@ def _check_flags(
     language: object, pure: object, parallel: object, reference: object, where: str
 ) -> None:
     if language not in get_args(Language):
-        names = ", ".join(get_args(Language))
+        names = ", ".join(get_args(Language)[:3])
         raise KernelError(f"expected language as one of {names}, got {language!r:.80} - at {where}")
     for flag, value in (("pure", pure), ("host_parallel_safe", parallel)):
         if not isinstance(value, bool):
@@ -425,12 +428,15 @@ def _arguments(
             f"expected a name of its own for every argument and the function, got "
             f"{', '.join(twice)} twice - at {where}; rename one"
         )
+    return arguments
+
+
+def _check_results(arguments: Sequence[Param | Scalar], where: str) -> None:
     if not any(isinstance(each, Param) and each.access.writes for each in arguments):
         raise KernelError(
             f"expected a parameter with access 'write' or 'read-write', got none - at {where}; "
             "declare what it computes into"
         )
-    return arguments
 
 
 def _local_size(

@@ -30,6 +30,7 @@ CPU_HEADERS = (
     "simd",
 )
 CUDA_HEADERS = ("arithmetic", "elements", "entry_cuda", "kernel", "platform", "reductions")
+MEGAKERNEL_HEADERS = (*CUDA_HEADERS, "megakernel", "megakernel_cuda")
 CPU_FLAGS = ("-std=c++17", "-ffp-contract=off", "-fno-exceptions")
 """What the meaning of a single-source kernel rests on; how much to optimise is the device's. An
 exception could only end the process, so the compiler refuses it."""
@@ -50,7 +51,7 @@ _C_CHECKS = (
 
 def entry_point(kernel: Kernel) -> str:
     """Return the symbol of the compiled code: unique per kernel, but for CUDA code its own."""
-    return kernel.entry if kernel.language == "cuda" else kernel.short
+    return kernel.entry if kernel.language in ("cuda", "megakernel") else kernel.short
 
 
 def expected_function(kernel: Kernel) -> str:
@@ -64,6 +65,7 @@ def headers(kernel: Kernel, *, cuda: bool) -> list[Path]:
         ("block", False): CPU_HEADERS,
         ("block", True): CUDA_HEADERS,
         ("c", False): ("launch",),
+        ("megakernel", True): MEGAKERNEL_HEADERS,
     }.get((kernel.language, cuda), ())
     return [INCLUDE_DIRECTORY / "brickline" / f"{name}.h" for name in names]
 
@@ -74,7 +76,7 @@ def cpu_source(kernel: Kernel) -> str:
     Raises:
         KernelError: The kernel is CUDA code.
     """
-    if kernel.language == "cuda":
+    if kernel.language in ("cuda", "megakernel"):
         raise KernelError(
             f"expected a kernel that runs on a CPU, got CUDA code - at kernel {kernel.name}; write "
             "it against Block, or launch it on a CUDA device"
@@ -93,19 +95,19 @@ def cuda_source(kernel: Kernel) -> str:
             f"expected a kernel that runs on CUDA, got plain C - at kernel {kernel.name}; write it "
             "against Block, or launch it on the CPU"
         )
-    return _user_text(kernel) if kernel.language == "cuda" else _cuda_unit(kernel)
+    return _cuda_unit(kernel) if kernel.language == "block" else _user_text(kernel)
 
 
 def _cpu_unit(kernel: Kernel) -> str:
     return f"""\
 #include "brickline/entry_cpu.h"
-{_in_namespace(kernel)}
+{in_namespace(kernel)}
 namespace brickline {{
 
 // Flattened: what a kernel hands to Block is inlined, or its loops would not vectorise.
 extern "C" __attribute__((visibility("default"), flatten)) void
 {entry_point(kernel)}(const brickline_launch* {_LAUNCH}) {{
-{_exact_types(kernel)}
+{exact_types(kernel)}
 {_unpacked(kernel)}
     for (uint64_t linear = {_LAUNCH}->first; linear < {_LAUNCH}->last; ++linear) {{
         Overflow overflow;
@@ -124,12 +126,12 @@ def _cuda_unit(kernel: Kernel) -> str:
     ]
     return f"""\
 #include "brickline/entry_cuda.h"
-{_in_namespace(kernel)}
+{in_namespace(kernel)}
 namespace brickline {{
 
 extern "C" __global__ void {_launch_bounds(kernel)}
 {entry_point(kernel)}({", ".join([*parameters, "uint32_t* fault"])}) {{
-{_exact_types(kernel)}
+{exact_types(kernel)}
     platform::let_others_begin();
     __shared__ uint4 scratch[Place::SCRATCH_BYTES / sizeof(uint4)];
     extern __shared__ uint4 shared[];
@@ -179,8 +181,16 @@ def _user_text(kernel: Kernel) -> str:
     )
 
 
-def _in_namespace(kernel: Kernel) -> str:
-    return f"namespace brickline::user {{\n{_user_text(kernel)}}}  // namespace brickline::user\n"
+def in_namespace(kernel: Kernel, name: str = "user") -> str:
+    """Return the source of a kernel inside a namespace of the headers' own."""
+    return (
+        f"namespace brickline::{name} {{\n{_user_text(kernel)}}}  // namespace brickline::{name}\n"
+    )
+
+
+def argument_type(argument: Param | Scalar) -> str:
+    """Return the type of an argument of a single-source kernel."""
+    return _type(argument)
 
 
 def _type(argument: Param | Scalar, *, plain: bool = False) -> str:
@@ -197,13 +207,13 @@ def _parameter_types(kernel: Kernel) -> list[str]:
     return ["Block&", *types] if kernel.language == "block" else types
 
 
-def _exact_types(kernel: Kernel) -> str:
-    """A line that compiles if the function, or one of its overloads, has the signature's types.
+def exact_types(kernel: Kernel, namespace: str = "user") -> str:
+    """Return a line that compiles if the function, or an overload, has the signature's types.
 
     A call alone would convert scalars. Qualifiers of the parameters themselves are no part of it.
     """
     types = ", ".join(_parameter_types(kernel))
-    return f"    (void)sizeof(static_cast<void (*)({types})>(user::{kernel.entry}));"
+    return f"    (void)sizeof(static_cast<void (*)({types})>({namespace}::{kernel.entry}));"
 
 
 def _unpacked(kernel: Kernel) -> str:

@@ -17,9 +17,11 @@ from brickline.errors import BricklineError, KernelError, LaunchError, PlanError
 from brickline.hazards import Hazard, Tracker
 from brickline.kernel import Kernel, Param
 from brickline.kernel_checks import check_name
-from brickline.plan_arguments import Arguments, checked_number
+from brickline.plan_arguments import Arguments, brick_name, checked_number, layer_number
 from brickline.plan_buffers import Extent, PlanBuffer, Storage, checked_shape
 from brickline.plan_launches import FloatVariable, Launch
+from brickline.plan_names import nearest
+from brickline.plan_words import counted, explain_pair, explain_plan
 from brickline.symbolic import Variable
 from brickline.symbolic_values import integer_of
 
@@ -116,10 +118,12 @@ class Plan:
             PlanError: The name is taken, or a value contradicts the bounds.
         """
         self._check_name(name)
+        dtype = _dtype(dtype, f"variable {name}")
         if dtype in ("f32", "f64"):
             if low is not None or high is not None:
                 raise PlanError(f"variable {name}: a float has no bounds; leave low and high out")
-            made = FloatVariable(name, checked_number(0.0 if default is None else default, name))
+            value = checked_number(0.0 if default is None else default, f"variable {name}")
+            made = FloatVariable(name, value)
             self._floats[name] = made
             self._defaults[name] = made.default
             self._names.add(name)
@@ -133,14 +137,14 @@ class Plan:
             variable = Variable(name, low, high)
         except SymbolicError as error:
             raise PlanError(f"variable {name}: {error}") from error
-        value = variable.low if default is None else integer_of(default)
-        if value is None or not variable.low <= value <= variable.high:
+        number = variable.low if default is None else integer_of(default)
+        if number is None or not variable.low <= number <= variable.high:
             raise PlanError(
                 f"variable {name}: expected a default from {variable.low} to {variable.high}, got "
                 f"{default!r}"
             )
         self._variables[name] = variable
-        self._defaults[name] = value
+        self._defaults[name] = number
         self._names.add(name)
         return variable
 
@@ -167,19 +171,22 @@ class Plan:
             PlanError: The name is taken, or shape or dtype is missing or contradicts the array.
         """
         self._check_name(name)
+        where = f"buffer {name}"
         if array is None:
             if shape is None or dtype is None:
-                raise PlanError(f"buffer {name}: expected a shape and a dtype, or an array")
-            return self._store(name, checked_shape(shape, name), _dtype(dtype, name), read_only)
-        memory = _memory(array, name)
-        if shape is not None and checked_shape(shape, name) != memory.shape:
+                given = f"{type(shape).__name__} as shape and {dtype!r:.80} as dtype"
+                hint = "; give an array by name, array=..." if _is_array(shape) else ""
+                raise PlanError(
+                    f"{where}: expected a shape and a dtype, or an array, got {given}{hint}"
+                )
+            return self._store(name, checked_shape(shape, where), _dtype(dtype, where), read_only)
+        memory = _memory(array, where)
+        if shape is not None and checked_shape(shape, where) != memory.shape:
             raise PlanError(
-                f"buffer {name}: expected the array's shape {list(memory.shape)}, got {shape!r}"
+                f"{where}: expected the array's shape {list(memory.shape)}, got {shape!r}"
             )
-        if dtype is not None and _dtype(dtype, name) != memory.dtype:
-            raise PlanError(
-                f"buffer {name}: expected the array's dtype {memory.dtype}, got {dtype}"
-            )
+        if dtype is not None and _dtype(dtype, where) != memory.dtype:
+            raise PlanError(f"{where}: expected the array's dtype {memory.dtype}, got {dtype}")
         return self._store(name, memory.shape, memory.dtype, read_only, memory, array)
 
     def protect(self, buffer: PlanBuffer) -> PlanBuffer:
@@ -218,7 +225,11 @@ class Plan:
         self._arguments.check_variables(shape, f"buffer {name}")
         storage = Storage(len(self._storages), name, shape, dtype, read_only, memory, source)
         if storage.nbytes >= 2**62:
-            raise PlanError(f"buffer {name}: expected a size that memory can have, got {shape}")
+            sizes = ", ".join(map(str, shape))
+            raise PlanError(
+                f"buffer {name}: expected a size that memory can have, got {storage.nbytes} bytes "
+                f"of {dtype}[{sizes}]"
+            )
         made = PlanBuffer(self, storage, 0, shape, dtype)
         if read_only:
             self._check_unwritten(made)
@@ -248,7 +259,7 @@ class Plan:
         self,
         kernel: Kernel,
         /,
-        *,
+        *unnamed: Any,
         brick: str | BrickId | None = None,
         layer: int | None = None,
         **arguments: Any,
@@ -257,6 +268,7 @@ class Plan:
 
         Args:
             kernel: What to launch.
+            *unnamed: Nothing: arguments are given by name.
             brick: The unit of model work that it belongs to. Default the kernel's name.
             layer: The layer that it belongs to. Default none.
             **arguments: Every argument of the kernel by name. Buffers are those of the plan,
@@ -268,13 +280,17 @@ class Plan:
                 the launch. Nothing is appended.
         """
         if not isinstance(kernel, Kernel):
-            raise PlanError(f"expected a Kernel, got {type(kernel).__name__}")
+            made = "; call it to make one" if callable(kernel) else ""
+            raise PlanError(f"expected a Kernel, got {type(kernel).__name__}{made}")
         where = f"launch {len(self._launches)} ({kernel.name})"
+        if unnamed:
+            names = ", ".join(f"{each.name}=" for each in kernel.signature)
+            raise PlanError(f"{where}: expected arguments by name, {names}, got one without")
         known = len(self._storages)
         try:
             bound, given, buffers = self._arguments.check(kernel, arguments, where)
             self._check_protected(buffers, where)
-            brick_name, number = _brick_name(brick, kernel, where), _layer(layer, where)
+            named, number = brick_name(brick, kernel, where), layer_number(layer, where)
         except PlanError:
             self._forget_storages(known)
             raise
@@ -284,7 +300,7 @@ class Plan:
             kernel,
             tuple(given),
             bound.sizes,
-            brick_name,
+            named,
             number,
             hazards,
             tuple(sorted({hazard.earlier for hazard in hazards})),
@@ -345,19 +361,41 @@ class Plan:
         executor: str = "serial",
         **options: Any,
     ) -> PreparedPlan:
-        """Compile and place everything, and return what runs; see `PreparedPlan`."""
+        """Compile and place everything, and return what runs.
+
+        Args:
+            device: ``"CPU"``, ``"CUDA:n"``, or ``"NULL"``, which checks and executes nothing.
+            executor: "serial" (default), "parallel", "megakernel" or, on CUDA, "graph".
+            **options: bind, cache, threads, checked, profiler, fingerprints and, of "megakernel",
+                workers, max_wall_time, trace and lineage; see
+                `brickline.executor.prepared.prepare`.
+
+        Raises:
+            PlanError: The plan has no launches, or something that it is given does not fit.
+            CompileError: A compiler refuses a source.
+            DeviceError: The device is absent.
+        """
         from brickline.executor.prepared import prepare
 
+        known = prepare.__kwdefaults__ or {}
+        for name in options:
+            if name not in known:
+                hint = nearest(name, known)
+                if name in self._names:
+                    hint = f"; a run is given it, prepared({name}=...), or bind={{...}} a buffer"
+                raise PlanError(
+                    f"plan {self.name}: prepare has no option {name!r}; it takes device, executor, "
+                    f"{', '.join(known)}{hint}"
+                )
         return prepare(self, device, executor, **options)
 
     def explain(self, first: int | None = None, second: int | None = None) -> str:
         """Say why each edge is there, or why two launches may or may not overlap."""
-        from brickline.plan_words import explain_pair, explain_plan
-
         if first is None and second is None:
             return explain_plan(self)
         if first is None or second is None:
-            raise PlanError("expected the numbers of two launches, or none")
+            given = second if first is None else first
+            raise PlanError(f"expected the numbers of two launches, or none, got {given!r:.80}")
         return explain_pair(self, first, second)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -378,25 +416,12 @@ class Plan:
         return load_plan(path)
 
     def __repr__(self) -> str:
-        counts = f"{len(self._launches)} launches over {len(self._storages)} buffers"
-        return f"<Plan {self.name}, {counts}>"
+        launches = counted(len(self._launches), "launch")
+        return f"<Plan {self.name}, {launches} over {counted(len(self._storages), 'buffer')}>"
 
 
-def _brick_name(brick: str | BrickId | None, kernel: Kernel, where: str) -> str:
-    if brick is None:
-        return kernel.name
-    if isinstance(brick, BrickId):
-        return brick.label
-    if not isinstance(brick, str) or not brick:
-        raise PlanError(f"{where}: expected brick as a name or a BrickId, got {brick!r:.80}")
-    return brick
-
-
-def _layer(layer: int | None, where: str) -> int | None:
-    number = None if layer is None else integer_of(layer)
-    if layer is not None and (number is None or not 0 <= number < 2**31):
-        raise PlanError(f"{where}: expected layer as a number from 0 on, got {layer!r:.80}")
-    return number
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__")
 
 
 def _memory(value: Any, where: str) -> Buffer:

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from brickline.bricks import BrickId
 from brickline.errors import PlanError
 from brickline.kernel import Kernel, Param, Scalar
-from brickline.plan_buffers import Extent, PlanBuffer, has_strides, largest
+from brickline.plan_buffers import Extent, PlanBuffer, has_strides, largest, shape_hint
 from brickline.plan_launches import SIZES, Argument, FloatVariable
 from brickline.symbolic import Expr, Variable
 from brickline.symbolic_values import integer_of
@@ -144,7 +147,8 @@ class Arguments:
             if isinstance(value, FloatVariable):
                 if self._floats.get(value.name) is not value:
                     raise PlanError(
-                        f"{place}: {value.name} is no variable of plan {self._plan.name}"
+                        f"{place}: {value.name} is no variable of plan {self._plan.name}; declare "
+                        "it with plan.variable"
                     )
                 return value
             real = checked_number(value, place)
@@ -158,8 +162,9 @@ class Arguments:
         else:
             number = value.value if isinstance(value, Expr) else integer_of(value)
             if number is None:
+                hint = _whole_hint(value)
                 raise PlanError(
-                    f"{place}: expected a whole number or an expression, got {value!r:.80}"
+                    f"{place}: expected a whole number or an expression, got {value!r:.80}{hint}"
                 )
             found = low = high = number
         if low < declared.variable.low or high > declared.variable.high:
@@ -174,9 +179,17 @@ class Arguments:
         self, param: Param, value: Any, shape: tuple[Extent, ...], where: str
     ) -> PlanBuffer:
         place = f"{where}, {param.name}"
+        if isinstance(value, str):
+            raise PlanError(
+                f"{place}: expected a Buffer or an array, or a buffer of the plan, got the text "
+                f"{value!r:.80}; pass what plan.buffer returned, not its name"
+            )
         buffer = value if isinstance(value, PlanBuffer) else self._of_array(value, param, place)
         if buffer.plan is not self._plan:
-            raise PlanError(f"{place}: {buffer!r} belongs to plan {buffer.plan.name}, not to this")
+            raise PlanError(
+                f"{place}: {buffer!r} belongs to plan {buffer.plan.name}, not to plan "
+                f"{self._plan.name}; declare it here too, with plan.buffer"
+            )
         if buffer.dtype != param.dtype:
             raise PlanError(f"{place}: expected {param.dtype}, got {buffer.dtype}, {buffer!r}")
         if buffer.shape != shape:
@@ -190,6 +203,12 @@ class Arguments:
         if param.access.writes and memory is not None and memory.is_read_only:
             raise PlanError(f"{place}: writes to {buffer!r}, whose array is read-only")
         return buffer
+
+
+def _whole_hint(value: Any) -> str:
+    if isinstance(value, FloatVariable):
+        return "; declare an integer with plan.variable(name, low, high)"
+    return "; convert it with int()" if isinstance(value, float) else ""
 
 
 def _check_strides(buffer: PlanBuffer, strides: tuple[Extent, ...] | None, where: str) -> None:
@@ -219,17 +238,53 @@ def _check_names(kernel: Kernel, given: Mapping[str, Any], where: str) -> None:
     taken = [name for name in ("brick", "layer") if name in names]
     if taken:
         raise PlanError(
-            f"{where}: {' and '.join(taken)} is what plan.launch itself takes; rename that "
-            f"argument of kernel {kernel.name}"
+            f"{where}: kernel {kernel.name} has an argument {' and one '.join(taken)}, which "
+            "plan.launch takes for itself, to say what a launch belongs to; rename it in the "
+            f"kernel, for example to {taken[0]}_index"
         )
-    missing = ", ".join(name for name in names if name not in given)
-    surplus = ", ".join(name for name in given if name not in names)
-    problem = f"misses {missing}" if missing else f"has no argument {surplus}"
-    raise PlanError(f"{where}: the launch {problem}; kernel {kernel.name} takes {', '.join(names)}")
+    missing = [name for name in names if name not in given]
+    surplus = [name for name in given if name not in names]
+    problems = [f"misses {', '.join(missing)}"] if missing else []
+    problems += [f"has no argument {', '.join(surplus)}"] if surplus else []
+    raise PlanError(
+        f"{where}: the launch {' and '.join(problems)}; kernel {kernel.name} takes "
+        f"{', '.join(names)}"
+    )
+
+
+def brick_name(brick: str | BrickId | None, kernel: Kernel, where: str) -> str:
+    """Return the name of the unit of work that a launch belongs to, else its kernel's."""
+    if brick is None:
+        return kernel.name
+    if isinstance(brick, BrickId):
+        return brick.label
+    if not isinstance(brick, str) or not brick:
+        raise PlanError(f"{where}: expected brick as a name or a BrickId, got {brick!r:.80}")
+    return brick
+
+
+def layer_number(layer: int | None, where: str) -> int | None:
+    """Return the layer that a launch belongs to, if any."""
+    number = None if layer is None else integer_of(layer)
+    if layer is not None and (number is None or not 0 <= number < 2**31):
+        raise PlanError(f"{where}: expected layer as a number from 0 on, got {layer!r:.80}")
+    return number
+
+
+def checked_flag(value: Any, where: str, name: str) -> bool:
+    """Return a truth value; a text is none, whatever it says."""
+    if not isinstance(value, bool | np.bool_):
+        raise PlanError(f"{where}: expected {name} as True or False, got {value!r:.80}")
+    return bool(value)
 
 
 def checked_number(value: Any, where: str) -> float:
     """Return a floating-point number; texts and truth values are none."""
+    if isinstance(value, Expr):
+        raise PlanError(
+            f"{where}: expected a number, got {value!r:.80}, an integer of the plan; declare a "
+            'float with plan.variable(name, dtype="f32")'
+        )
     try:
         if isinstance(value, bool | str | bytes):
             raise TypeError(type(value).__name__)
@@ -256,7 +311,8 @@ def _beginning(buffer: PlanBuffer, shape: tuple[Extent, ...], where: str) -> Pla
         wanted = f"[{', '.join(map(str, shape))}]"
         highest = [size.high for size in shape if isinstance(size, Expr)]
         most = f" (at most {math.prod(map(largest, shape))} elements)" if highest else ""
-        raise PlanError(f"{where}: expected shape {wanted}{most}, got {buffer!r}")
+        hint = shape_hint(buffer, shape)
+        raise PlanError(f"{where}: expected shape {wanted}{most}, got {buffer!r}{hint}")
     return buffer.view(shape)
 
 

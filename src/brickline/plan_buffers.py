@@ -8,9 +8,9 @@ bytes, shapes and dtypes, nothing of launches or devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
 from brickline.buffers import Buffer
 from brickline.dtypes import DTYPES, dtype_of
@@ -152,16 +152,28 @@ class PlanBuffer:
             )
         return made
 
-    def reshape(self, shape: Sequence[Extent] | Extent) -> PlanBuffer:
+    def reshape(self, shape: Sequence[Extent] | Extent, *more: Extent) -> PlanBuffer:
         """Return the same elements in another shape.
+
+        Args:
+            shape: Its sizes, or the first of them.
+            *more: The others, where they are not given together.
 
         Raises:
             PlanError: They are not as many, or do not follow each other.
         """
-        sizes = checked_shape(shape, f"a reshape of {self.name}")
-        if self.strides is not None or _count(sizes) is not (_count(self.shape) or 0):
+        given: Any = (shape, *more) if more else shape
+        where = f"a reshape of {self.name}{_left_out(given, self.shape)}"
+        sizes = checked_shape(given, where)
+        if self.strides is not None:
             raise PlanError(
-                f"expected as many elements that follow each other, got {_text(sizes)} for {self!r}"
+                f"expected elements that follow each other, got {self!r}; reshape the buffer that "
+                "it is a view of, or plan a copy of it first"
+            )
+        if _count(sizes) is not (_count(self.shape) or 0):
+            raise PlanError(
+                f"expected as many elements, {_counted(self.shape)} as {self!r} has, got "
+                f"{_counted(sizes)} of {_text(sizes)}; {_reshape_hint(self, sizes)}"
             )
         return PlanBuffer(self.plan, self.storage, self.offset, sizes, self.dtype)
 
@@ -179,6 +191,7 @@ class PlanBuffer:
             except (TypeError, ValueError) as error:
                 raise PlanError(
                     f"expected a slice of whole numbers: {error} - at {self!r}"
+                    f"{_index_hint(key.start if key.stop is None else key.stop)}"
                 ) from None
             if picked.step < 0:
                 raise PlanError(f"expected a slice that goes forward, got {key} - at {self!r}")
@@ -187,7 +200,10 @@ class PlanBuffer:
         else:
             place = integer_of(key)
             if place is None or not -rows <= place < rows:
-                raise PlanError(f"expected an index below {rows}, got {key!r} - at {self!r}")
+                raise PlanError(
+                    f"expected an index below {rows}, from {-rows} on, got {key!r:.80} - at "
+                    f"{self!r}{_index_hint(key)}"
+                )
             first, shape, strides = place % rows, inner, steps[1:]
         offset = self.offset + first * steps[0] * self.itemsize
         steps = None if _is_dense(shape, strides) else strides
@@ -200,6 +216,12 @@ class PlanBuffer:
         if not self.shape or isinstance(self.shape[0], Expr):
             raise TypeError(f"{self!r} has no fixed length")
         return self.shape[0]
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise PlanError(
+            f"{self!r} is declared and has no contents; read them from what was prepared: "
+            f"prepared.read({self.name!r})"
+        )
 
     def __repr__(self) -> str:
         place = f"+{self.offset}" if self.offset else ""
@@ -236,15 +258,68 @@ def checked_shape(shape: Sequence[Extent] | SupportsIndex | Expr, where: str) ->
         if isinstance(size, Expr) and size.value is None:
             if size.low < 0:
                 raise PlanError(
-                    f"expected sizes from 0 on, got {size}, from {size.low} - at {where}"
+                    f"expected sizes from 0 on, got {size}, from {size.low} - at {where}; declare "
+                    "its variables with other bounds, or take maximum(..., 0)"
                 )
             sizes.append(size)
             continue
         number = size.value if isinstance(size, Expr) else integer_of(size)
         if number is None or number < 0:
-            raise PlanError(f"expected sizes from 0 on, got {size!r:.80} - at {where}")
+            raise PlanError(
+                f"expected sizes from 0 on, got {size!r:.80} - at {where}{_size_hint(size)}"
+            )
         sizes.append(number)
     return tuple(sizes)
+
+
+def shape_hint(buffer: PlanBuffer, shape: Sequence[Extent]) -> str:
+    """Return how a buffer is passed as another shape, where it has the elements for that."""
+    if buffer.strides is not None or most(shape) > most(buffer.shape):
+        return ""
+    name, sizes = buffer.name, _code(shape)
+    if not buffer.offset and _count(shape) is (_count(buffer.shape) or 0):
+        return f"; pass {name}.reshape({sizes})"
+    return f"; pass other sizes, or a part of it, such as {name}.view({sizes})"
+
+
+def _reshape_hint(buffer: PlanBuffer, shape: Sequence[Extent]) -> str:
+    whole = f"{buffer.name}.reshape({_counted(buffer.shape)}) has all of them"
+    if most(shape) > most(buffer.shape):
+        return whole
+    return f"{whole}, {buffer.name}.view({_code(shape)}) a part"
+
+
+def _left_out(given: object, shape: Sequence[Extent]) -> str:
+    """Return what a single -1 among sizes stands for, in words, or nothing."""
+    sizes = list(given) if isinstance(given, list | tuple) else [given]
+    others = [size for size in sizes if not (isinstance(size, int) and size == -1)]
+    count = _count(shape)
+    if len(others) != len(sizes) - 1 or count is None:
+        return ""
+    rest = _count([size for size in others if isinstance(size, int | Expr)])
+    if rest is None or rest.low < 1 or (count % rest).value != 0:
+        return ""
+    return f", where -1 stands for {count // rest}"
+
+
+def _size_hint(size: object) -> str:
+    if isinstance(size, str) and size in DTYPES:
+        return "; the shape comes before the dtype"
+    if isinstance(size, str):
+        return "; write an expression over variables of the plan without quotes, such as n * 64"
+    if isinstance(size, float):
+        return "; convert it with int(), or divide with //"
+    if size is None or integer_of(size) is not None:
+        return "; write every size out"
+    return "; pass the sizes as a tuple" if isinstance(size, Iterable) else ""
+
+
+def _index_hint(key: object) -> str:
+    if isinstance(key, tuple):
+        return "; index the first axis alone, x[i][j], or take view(shape, offset, strides=...)"
+    if isinstance(key, Expr):
+        return "; a place that varies is passed to the kernel, as a scalar"
+    return ""
 
 
 def _checked_strides(
@@ -281,6 +356,16 @@ def _count(shape: Sequence[Extent]) -> Expr | None:
         return math.prod((Expr.of(size) for size in shape), start=Expr.of(1))
     except SymbolicError:
         return None
+
+
+def _counted(shape: Sequence[Extent]) -> str:
+    count = _count(shape)
+    return "more than int64 holds" if count is None else str(count)
+
+
+def _code(sizes: Sequence[Extent]) -> str:
+    """Return sizes as a caller writes them."""
+    return str(sizes[0]) if len(sizes) == 1 else f"({', '.join(map(str, sizes))})"
 
 
 def _text(sizes: Sequence[Extent]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from brickline.errors import BricklineError, PlanError
 from brickline.kernel import Kernel
 from brickline.plan import Plan
+from brickline.plan_arguments import checked_flag
 from brickline.plan_buffers import Extent, PlanBuffer
 from brickline.plan_launches import Argument, FloatVariable
 from brickline.symbolic import Expr, Variable
@@ -37,8 +38,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, overwrite: bool = Fal
         PlanError: The path is taken and overwriting was not asked for, the disk refuses, or arrays
             of the plan overlap.
     """
+    _check_path(path)
     _check_apart(plan)
-    if os.path.lexists(path) and not overwrite:
+    if not checked_flag(overwrite, f"plan {plan.name}", "overwrite") and os.path.lexists(path):
         raise PlanError(f"{path!s:.400} is there already; choose another name, or overwrite=True")
     text = json.dumps(_document(plan), indent=1, ensure_ascii=True, allow_nan=True)
     try:
@@ -50,6 +52,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, overwrite: bool = Fal
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan; see `Plan.load`."""
+    _check_path(path)
     where = f"{path!s:.400}"
     try:
         size = os.stat(path).st_size
@@ -64,7 +67,33 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         document = json.loads(data)
         return _plan(document, where)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{where} is no plan, or is cut off: {error!s:.200}") from None
+        raise PlanError(
+            f"{where} is no plan, or is cut off: {error!s:.200}; write it again with Plan.save"
+        ) from None
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return a plan as the JSON values of a file.
+
+    Raises:
+        PlanError: Arrays of the plan overlap.
+    """
+    _check_apart(plan)
+    return _document(plan)
+
+
+def plan_from_document(document: Any, where: str, *, launches: int | None = None) -> Plan:
+    """Return the plan of a file's JSON values, or what its first launches make.
+
+    Raises:
+        PlanError: They are damaged, contradict themselves, of a newer version or something else.
+    """
+    return _plan(document, where, launches)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise PlanError(f"expected a file's path as text or a Path, got {path!r:.80}")
 
 
 def _why(error: Exception) -> str:
@@ -151,22 +180,25 @@ def _argument(given: Argument) -> Any:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def _plan(document: Any, where: str) -> Plan:
+def _plan(document: Any, where: str, launches: int | None = None) -> Plan:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlanError(f"{where} holds something else than a plan")
+        raise PlanError(f"{where} holds something else than a plan that Plan.save wrote")
     version = document.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise PlanError(f"{where}: expected a version from 1 on, got {version!r:.80}")
     if version > VERSION:
         raise PlanError(
             f"{where} is a plan of version {version}; this brickline reads up to {VERSION}: "
-            "upgrade it, or save the plan again with this one"
+            "upgrade brickline, or save the plan again with this one"
         )
     contents = document.get("plan")
     if _digest(contents) != document.get("digest"):
-        raise PlanError(f"{where} is damaged: its contents do not have the digest that it states")
+        raise PlanError(
+            f"{where} is damaged: its contents do not have the digest that it states; build the "
+            "plan and write it again, a file is not edited by hand"
+        )
     try:
-        return _made(contents)
+        return _made(contents, launches)
     except BricklineError as error:
         raise PlanError(f"{where}: {error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
@@ -175,7 +207,7 @@ def _plan(document: Any, where: str) -> Plan:
         ) from None
 
 
-def _made(contents: Any) -> Plan:
+def _made(contents: Any, launches: int | None = None) -> Plan:
     plan = Plan(contents["name"])
     for each in contents["variables"]:
         if "low" in each:
@@ -200,7 +232,7 @@ def _made(contents: Any) -> Plan:
         whole = buffers[_place(number, len(buffers), "the buffer of what is protected")]
         plan.protect(whole.view(count, offset, dtype="u8"))
     kernels = [Kernel.from_json(each) for each in contents["kernels"]]
-    for number, each in enumerate(contents["launches"]):
+    for number, each in enumerate(contents["launches"][:launches]):
         kernel = kernels[_place(each["kernel"], len(kernels), f"the kernel of launch {number}")]
         names = [declared.name for declared in kernel.signature]
         given = each["arguments"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from brickline.hazards import Hazard
+from brickline.hazards import Hazard, Tracker
 from brickline.kernel import Kernel, Param
 from brickline.plan_buffers import Extent, PlanBuffer
 from brickline.symbolic import Expr
@@ -67,6 +67,18 @@ class Launch:
             if not isinstance(declared, Param)
         }
 
+    def strides(self, param: Param, values: Mapping[str, int | float]) -> tuple[int, ...] | None:
+        """Return how far apart its kernel finds a buffer's elements, by axis, at a run's values.
+
+        None where they follow each other.
+        """
+        if param.strides is None:
+            return None
+        integers = {
+            name: value for name, value in self.scalars(values).items() if isinstance(value, int)
+        }
+        return tuple(step.evaluate(integers) for step in param.strides)
+
     def __str__(self) -> str:
         where = "" if self.layer is None else f", layer {self.layer}"
         return f"launch {self.number} ({self.kernel.name}{where})"
@@ -89,6 +101,47 @@ def launch_names(launches: Iterable[Launch]) -> list[str]:
         count = seen[name, launch.layer] = seen.get((name, launch.layer), 0) + 1
         names.append(name if count == 1 else f"{name}#{count}")
     return names
+
+
+def entering(launches: Iterable[Launch]) -> frozenset[tuple[int, str]]:
+    """Return what launches read and none before them writes, by number and argument."""
+    written = Tracker()
+    found: set[tuple[int, str]] = set()
+    for launch in launches:
+        for param, buffer in launch.buffers():
+            if param.access.reads and written.writer(*buffer.range) is None:
+                found.add((launch.number, param.name))
+        for param, buffer in launch.buffers():
+            if param.access.writes:
+                written.write(launch.number, *buffer.range)
+    return frozenset(found)
+
+
+def results(launches: Iterable[Launch]) -> list[tuple[Launch, Param, PlanBuffer]]:
+    """Return what launches write and none after them reads."""
+    found: list[tuple[Launch, Param, PlanBuffer]] = []
+    for launch in launches:
+        for param, buffer in launch.buffers():
+            if param.access.reads:
+                found = [each for each in found if not _overlap(each[2], buffer)]
+        for param, buffer in launch.buffers():
+            if param.access.writes:
+                found = [each for each in found if not _covers(buffer, each[2])]
+                found.append((launch, param, buffer))
+    return found
+
+
+def _overlap(one: PlanBuffer, other: PlanBuffer) -> bool:
+    (space, begin, end), (other_space, other_begin, other_end) = one.range, other.range
+    return space == other_space and max(begin, other_begin) < min(end, other_end)
+
+
+def _covers(one: PlanBuffer, other: PlanBuffer) -> bool:
+    """Whether all elements of one view lie in another; of strided ones, where they are the same."""
+    (space, begin, end), (other_space, other_begin, other_end) = one.range, other.range
+    inside = space == other_space and begin <= other_begin and other_end <= end
+    same = (one.offset, one.shape, one.strides) == (other.offset, other.shape, other.strides)
+    return inside and (one.strides is None or same)
 
 
 def written_storages(launches: Iterable[Launch]) -> frozenset[int]:

@@ -27,9 +27,9 @@ def explain_plan(plan: Plan) -> str:
     depth = _depths(launches)
     longest = max(depth, default=0)
     lines = [
-        f"plan {plan.name}: {_count(len(launches), 'launch')} over "
-        f"{_count(len(plan.storages), 'buffer')}, {_count(edges, 'edge')}; the longest chain has "
-        f"{_count(longest, 'launch')}"
+        f"plan {plan.name}: {counted(len(launches), 'launch')} over "
+        f"{counted(len(plan.storages), 'buffer')}, {counted(edges, 'edge')}; the longest chain has "
+        f"{counted(longest, 'launch')}"
     ]
     for launch in launches:
         layer = "" if launch.layer is None else f"  layer {launch.layer}"
@@ -46,12 +46,15 @@ def explain_plan(plan: Plan) -> str:
 def explain_pair(plan: Plan, first: int, second: int) -> str:
     """Say whether two launches may overlap, and why not."""
     launches = plan.launches
+    if not launches:
+        raise PlanError(f"plan {plan.name} has no launches; add some with plan.launch")
     numbers = []
     for given in (first, second):
         number = integer_of(given)
         if number is None or not 0 <= number < len(launches):
+            got = f"{given}; pass its number" if isinstance(given, Launch) else f"{given!r:.80}"
             raise PlanError(
-                f"expected the number of a launch from 0 to {len(launches) - 1}, got {given!r}"
+                f"expected the number of a launch from 0 to {len(launches) - 1}, got {got}"
             )
         numbers.append(number)
     earlier, later = (launches[number] for number in sorted(numbers))
@@ -126,6 +129,12 @@ def _way(launches: Sequence[Launch], first: int, last: int) -> list[int] | None:
     return None
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return so many of something, in words.
+
+    Example:
+        >>> counted(1, "launch"), counted(2, "launch")
+        ('1 launch', '2 launches')
+    """
     plural = f"{what}es" if what.endswith("ch") else f"{what}s"
     return f"{number} {what if number == 1 else plural}"

@@ -25,6 +25,7 @@ from typing import Any, NoReturn, SupportsIndex
 from weakref import WeakValueDictionary
 
 from brickline.errors import SymbolicError
+from brickline.symbolic_limits import WithoutValue
 from brickline.symbolic_ops import (
     APPLY,
     DIVISIONS,
@@ -50,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _RECORD = struct.Struct("<IIq")
 
 
-class Expr:
+class Expr(WithoutValue):
     """An integer expression.
 
     Made from a `Variable` and integers by ``+ - * // %``, `ceil_div`, `minimum` and `maximum`, or

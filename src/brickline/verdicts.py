@@ -219,6 +219,8 @@ class DivergenceReport:
     actual_trace: KernelTrace | None = None
     kernels_compared: int = 0
     diagnosis: str = ""
+    outputs: int = 1
+    """Final outputs: the final error and the noise floor are those of the one that differs most."""
 
     @property
     def matched(self) -> bool:

@@ -16,6 +16,10 @@ namespace nb = nanobind;
 namespace brickline {
 
 void bind_graph(nb::module_& module);
+void bind_mega_cpu(nb::module_& module);
+void bind_mega_cuda(nb::module_& module);
+void bind_mega_queue(nb::module_& module);
+void bind_mega_planning(nb::module_& module);
 void bind_plan(nb::module_& module);
 
 namespace {
@@ -201,6 +205,10 @@ NB_MODULE(_core, module) {
         }
     });
     bind_graph(module);
+    bind_mega_cpu(module);
+    bind_mega_cuda(module);
+    bind_mega_queue(module);
+    bind_mega_planning(module);
     bind_plan(module);
     module.def("read_spool", &snapshot_dict, nb::arg("path"), nb::arg("statistics_only") = false,
                "A consistent picture of a spool, whether or not it is still written to.");

@@ -41,6 +41,9 @@ Driver::Driver() {
     load(error_name, "cuGetErrorName");
     load(error_text, "cuGetErrorString");
     load(launch, "cuLaunchKernel");
+    find(launch_cooperative, "cuLaunchCooperativeKernel");
+    find(copy_to_device, "cuMemcpyHtoDAsync_v2");
+    find(fill_words, "cuMemsetD32Async");
     find(stream_wait, "cuStreamWaitEvent");
     find(begin_capture, "cuStreamBeginCapture_v2");
     find(end_capture, "cuStreamEndCapture");

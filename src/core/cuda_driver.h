@@ -69,6 +69,10 @@ struct Driver {
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                        CUstream, void**, void**) = nullptr;
     // Newer drivers alone have these: null where they are missing.
+    CUresult (*launch_cooperative)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                   unsigned, CUstream, void**) = nullptr;
+    CUresult (*copy_to_device)(uint64_t, const void*, size_t, CUstream) = nullptr;
+    CUresult (*fill_words)(uint64_t, unsigned, size_t, CUstream) = nullptr;
     CUresult (*stream_wait)(CUstream, CUevent, unsigned) = nullptr;
     CUresult (*begin_capture)(CUstream, int) = nullptr;
     CUresult (*end_capture)(CUstream, CUgraph*) = nullptr;

@@ -1,12 +1,15 @@
 // A prepared plan as Python sees it: PlanCore, under the names it has in C++. Owns no rules: plan.py
-// checks what it is given and writes the messages; here rows become structs and runs release the GIL.
+// checks what it is given and writes the messages; here rows become structs, runs release the GIL, and a
+// handler of a signal that raises ends them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
+#include "pending_signals.h"
 #include "plan_graph.h"
 #include "plan_program.h"
 #include "plan_streams.h"
@@ -149,13 +152,13 @@ class PlanCore {
         if (first < 0 || first > end || end > int64_t(m_program->size())) {
             throw nb::index_error("expected launches of this plan, the first before the last");
         }
-        return run([&] { return m_program->run_serial(stream, uint32_t(first), uint32_t(end)); });
+        return run([&] { return m_program->run_serial(stream, uint32_t(first), uint32_t(end), &m_signals); });
     }
 
     nb::tuple run_parallel(uint32_t threads) {
         if (!m_threads) throw std::runtime_error("only a plan on CPU runs on threads of the host");
         check_ready();
-        return run([&] { return m_threads->run(threads); });
+        return run([&] { return m_threads->run(threads, PlanWay::Sensible, &m_signals); });
     }
 
     // Launches that the last parallel run finished.
@@ -165,6 +168,12 @@ class PlanCore {
             if (m_threads->is_finished(i)) out.append(i);
         }
         return out;
+    }
+
+    // How many launches the run had finished that a handler's exception ended; told once.
+    nb::object take_stopped() {
+        const int64_t stopped = std::exchange(m_stopped, -1);
+        return stopped < 0 ? nb::none() : nb::object(nb::int_(stopped));
     }
 
     bool can_overlap() const { return m_threads && m_threads->can_overlap(); }
@@ -236,6 +245,7 @@ class PlanCore {
     const char* failed_call() const { return m_failed_call; }
     uint32_t size() const { return m_program->size(); }
     int number() const { return m_number; }
+    uintptr_t program() const { return reinterpret_cast<uintptr_t>(m_program.get()); }
 
   private:
     struct CudaWays {
@@ -280,11 +290,17 @@ class PlanCore {
             outcome = call();
         }
         m_failed_call = outcome.call;
+        if (outcome.is_stopped) {
+            m_stopped = outcome.done;
+            throw nb::python_error();
+        }
         return nb::make_tuple(outcome.done, outcome.code, outcome.where);
     }
 
     int m_number;
     const char* m_failed_call = "";
+    int64_t m_stopped = -1;  // launches that were finished then; -1: it was not, or has been told
+    PendingSignals m_signals;
     std::vector<PlanValue> m_values;
     std::unique_ptr<PlanProgram> m_program;
     std::unique_ptr<PlanThreads> m_threads;  // of a plan on CPU
@@ -307,6 +323,8 @@ void bind_plan(nb::module_& module) {
         .def("run_parallel", &PlanCore::run_parallel, "threads"_a,
              "Run launches on threads of the host: (done, code, where).")
         .def("finished", &PlanCore::finished, "Launches that the last parallel run finished.")
+        .def("take_stopped", &PlanCore::take_stopped,
+             "Launches that a run had finished when a signal's handler raised; None where none did.")
         .def_prop_ro("can_overlap", &PlanCore::can_overlap, "Whether threads of the host can share it.")
         .def("set_streams", &PlanCore::set_streams, "handles"_a,
              "Streams to use beside the one that a run is given.")
@@ -331,7 +349,9 @@ void bind_plan(nb::module_& module) {
         .def("set_timed", &PlanCore::set_timed, "timed"_a, "Whether runs on CPU take the time.")
         .def("times", &PlanCore::times, "(worker, start_ns, end_ns) of each launch of the last run.")
         .def_prop_ro("failed_call", &PlanCore::failed_call, "The driver's call that failed last.")
-        .def_prop_ro("number", &PlanCore::number, "Number of the device.");
+        .def_prop_ro("number", &PlanCore::number, "Number of the device.")
+        .def_prop_ro("program", &PlanCore::program,
+                     "Address of its PlanProgram, for other classes of the core; it lives as long as this.");
     module.attr("PLAN_NO_MEMORY") = PLAN_NO_MEMORY;
 }
 

@@ -332,21 +332,31 @@ void PlanProgram::set_timed(bool timed) {
     else m_times.clear();
 }
 
-PlanOutcome PlanProgram::run_serial(uint64_t stream, uint32_t first, uint32_t last) {
-    if (m_device == PlanDevice::Cpu) return run_host(first, last);
+PlanOutcome PlanProgram::run_serial(uint64_t stream, uint32_t first, uint32_t last, PlanStop* stop) {
+    if (m_device == PlanDevice::Cpu) return run_host(first, last, stop);
+    if (m_device == PlanDevice::Cuda) return run_cuda(stream, first, last, stop);
     PlanOutcome outcome;
-    if (m_device == PlanDevice::Cuda) {
-        const PlanContext guard(*m_driver, m_context);
-        for (uint32_t i = first; i < last; ++i, ++outcome.done) {
-            const CUresult result = enqueue(i, stream);
-            if (result == CUDA_SUCCESS) [[likely]] continue;
-            outcome.code = uint32_t(result);
-            outcome.where = int32_t(i);
-            outcome.call = "cuLaunchKernel";
-            return outcome;
-        }
-    }
     outcome.done = last - first;  // NULL executes nothing
+    return outcome;
+}
+
+PlanOutcome PlanProgram::run_cuda(uint64_t stream, uint32_t first, uint32_t last, PlanStop* stop) const {
+    PlanOutcome outcome;
+    StopClock clock(stop);
+    const PlanContext guard(*m_driver, m_context);
+    for (uint32_t i = first; i < last; ++i, ++outcome.done) {
+        if (clock.is_due()) [[unlikely]] {
+            outcome.is_stopped = stop->is_wanted();
+            if (outcome.is_stopped) return outcome;
+            clock.restart();
+        }
+        const CUresult result = enqueue(i, stream);
+        if (result == CUDA_SUCCESS) [[likely]] continue;
+        outcome.code = uint32_t(result);
+        outcome.where = int32_t(i);
+        outcome.call = "cuLaunchKernel";
+        return outcome;
+    }
     return outcome;
 }
 
@@ -359,15 +369,22 @@ CUresult PlanProgram::enqueue(uint32_t i, uint64_t stream) const {
                             const_cast<void**>(host.arguments), nullptr);
 }
 
-PlanOutcome PlanProgram::run_host(uint32_t first, uint32_t last) {
+PlanOutcome PlanProgram::run_host(uint32_t first, uint32_t last, PlanStop* stop) {
     PlanOutcome outcome;
-    void* const shared = host_scratch().of(m_shared_bytes);
-    if (m_shared_bytes && !shared) {
-        outcome.code = PLAN_NO_MEMORY;
-        outcome.where = int32_t(first);
-        return outcome;
-    }
+    StopClock clock(stop);
+    void* shared = host_scratch().of(m_shared_bytes);
     for (uint32_t i = first; i < last; ++i, ++outcome.done) {
+        if (clock.is_due()) [[unlikely]] {
+            outcome.is_stopped = stop->is_wanted();
+            if (outcome.is_stopped) return outcome;
+            clock.restart();
+            shared = host_scratch().of(m_shared_bytes);  // who was asked may have used it, too
+        }
+        if (!shared && m_shared_bytes) [[unlikely]] {
+            outcome.code = PLAN_NO_MEMORY;
+            outcome.where = int32_t(i);
+            return outcome;
+        }
         PlanLaunch& launch = m_launches[i];
         launch.host.shared = shared;
         if (m_is_timed) [[unlikely]] m_times[i] = {0, monotonic_ns(), 0};

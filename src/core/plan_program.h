@@ -12,6 +12,7 @@
 #include "brickline/launch.h"
 #include "cuda_driver.h"
 #include "expression.h"
+#include "plan_stop.h"
 
 namespace brickline {
 
@@ -78,6 +79,7 @@ struct PlanOutcome {
     uint32_t code = 0;       // 0, or the fault of a kernel, on CUDA the driver's error
     int32_t where = -1;      // the launch that failed; -1: none did, or no single one
     const char* call = "";   // the driver's call that failed
+    bool is_stopped = false; // before its end, by a PlanStop; `done` of several threads are then any
 };
 
 struct PlanTime {
@@ -130,8 +132,9 @@ class PlanProgram {
     // "" where the program can run, else what is missing.
     std::string missing() const;
 
-    // Launches [first, last). On CPU a fault ends the run; on CUDA launches are enqueued.
-    PlanOutcome run_serial(uint64_t stream, uint32_t first, uint32_t last);
+    // Launches [first, last). On CPU a fault ends the run; on CUDA launches are enqueued. `stop` is asked
+    // between launches, null: never.
+    PlanOutcome run_serial(uint64_t stream, uint32_t first, uint32_t last, PlanStop* stop = nullptr);
     // Enqueues one launch.
     CUresult enqueue(uint32_t launch, uint64_t stream) const;
 
@@ -175,7 +178,8 @@ class PlanProgram {
     PlanRefusal check_sizes(uint32_t launch, const Sizes& sizes) const;
     void commit(uint32_t launch, const uint64_t* staged);
     void apply_sizes(uint32_t launch);
-    PlanOutcome run_host(uint32_t first, uint32_t last);
+    PlanOutcome run_host(uint32_t first, uint32_t last, PlanStop* stop);
+    PlanOutcome run_cuda(uint64_t stream, uint32_t first, uint32_t last, PlanStop* stop) const;
 
     PlanDevice m_device;
     uint64_t m_context;

@@ -55,21 +55,21 @@ void PlanThreads::reset() {
 
 // ------------------------------------------------------------------------------------- choosing a way
 
-PlanOutcome PlanThreads::run(uint32_t threads, PlanWay way) {
+PlanOutcome PlanThreads::run(uint32_t threads, PlanWay way, PlanStop* stop) {
     ++m_run;
     threads = std::min(threads, WorkerPool::MAX_WORKERS + 1);
-    if (threads < 2 || !m_can_overlap) return run_alone();
+    if (threads < 2 || !m_can_overlap) return run_alone(stop);
     const uint64_t worth_ns = WORTH_SHARING_NS + HAND_OFF_NS * m_program.size();
-    if (way != PlanWay::Shared && m_total_ns && m_total_ns < worth_ns) return run_alone();
+    if (way != PlanWay::Shared && m_total_ns && m_total_ns < worth_ns) return run_alone(stop);
     if (threads != m_threads) prepare(threads);
-    return run_together();
+    return run_together(stop);
 }
 
-PlanOutcome PlanThreads::run_alone() {
+PlanOutcome PlanThreads::run_alone(PlanStop* stop) {
     const bool is_measured = m_run % 16 == 1;  // now and then, so that a plan which grows is noticed
     const uint64_t begin_ns = is_measured ? monotonic_ns() : 0;
-    const PlanOutcome outcome = m_program.run_serial(0, 0, m_program.size());
-    if (is_measured && !outcome.code) m_total_ns = monotonic_ns() - begin_ns;
+    const PlanOutcome outcome = m_program.run_serial(0, 0, m_program.size(), stop);
+    if (is_measured && !outcome.code && !outcome.is_stopped) m_total_ns = monotonic_ns() - begin_ns;
     m_is_alone = true;
     m_done_alone = outcome.done;
     return outcome;
@@ -86,7 +86,7 @@ void PlanThreads::prepare(uint32_t threads) {
     m_queue_size = entries;
 }
 
-PlanOutcome PlanThreads::run_together() {
+PlanOutcome PlanThreads::run_together(PlanStop* stop) {
     if (m_is_running) reset();  // in a forked child
     m_is_running = true;
     m_is_alone = false;
@@ -95,7 +95,11 @@ PlanOutcome PlanThreads::run_together() {
     m_done.store(0, std::memory_order_relaxed);
     m_fault.store(NO_FAULT, std::memory_order_relaxed);
     m_busy_ns.store(0, std::memory_order_relaxed);
-    m_last_wake_ns.store(monotonic_ns(), std::memory_order_relaxed);
+    m_is_stopped.store(false, std::memory_order_relaxed);
+    const uint64_t now_ns = monotonic_ns();
+    m_last_wake_ns.store(now_ns, std::memory_order_relaxed);
+    m_stop = stop;
+    m_ask_ns = stop ? now_ns + stop->interval_ns() : Doorbell::FOREVER;
     for (const uint32_t root : m_roots) {
         make_ready(root);
         for (uint32_t k = copies(m_nodes[root]); k > 0; --k) push(root);
@@ -105,17 +109,25 @@ PlanOutcome PlanThreads::run_together() {
         help(0);
     }
     m_is_running = false;
-    PlanOutcome outcome;
-    outcome.done = m_program.size();
+    const PlanOutcome found = outcome();
+    if (!found.code && !found.is_stopped) m_total_ns = m_busy_ns.load(std::memory_order_relaxed);
+    return found;
+}
+
+PlanOutcome PlanThreads::outcome() const {
+    PlanOutcome found;
     const uint64_t fault = m_fault.load(std::memory_order_relaxed);
-    if (fault == NO_FAULT) {
-        m_total_ns = m_busy_ns.load(std::memory_order_relaxed);
-        return outcome;
+    if (m_is_stopped.load(std::memory_order_relaxed)) {
+        found.is_stopped = true;
+        found.done = uint32_t(std::count(m_finished.begin(), m_finished.end(), m_run));
+    } else if (fault == NO_FAULT) {
+        found.done = m_program.size();
+    } else {
+        found.done = uint32_t(fault >> 32);
+        found.where = int32_t(fault >> 32);
+        found.code = uint32_t(fault);
     }
-    outcome.done = uint32_t(fault >> 32);
-    outcome.where = int32_t(fault >> 32);
-    outcome.code = uint32_t(fault);
-    return outcome;
+    return found;
 }
 
 // ------------------------------------------------------------------------------------- ready launches
@@ -180,57 +192,70 @@ void PlanThreads::wake_others(uint32_t launch, uint64_t now_ns) {
 
 void PlanThreads::help(uint32_t worker) {
     const uint64_t shared_bytes = m_program.shared_bytes();
-    void* const shared = host_scratch().of(shared_bytes);
-    if (shared_bytes && !shared && worker != 0) return;  // the others do it
-    uint64_t now_ns = monotonic_ns();
+    Hand hand = {worker, host_scratch().of(shared_bytes), monotonic_ns()};
+    if (shared_bytes && !hand.shared && worker != 0) return;  // the others do it
     while (!is_over()) {
         const uint32_t seen = m_bell.seen();
         uint32_t launch = pop();
         if (launch == NOTHING) {
             if (is_over()) break;
-            m_bell.wait(seen);
-            now_ns = monotonic_ns();
+            m_bell.wait(seen, worker == 0 ? m_ask_ns : Doorbell::FOREVER);
+            hand.now_ns = monotonic_ns();
+            ask(hand);
             continue;
         }
         while (launch != NOTHING) {
-            wake_others(launch, now_ns);
-            launch = execute(launch, worker, shared, now_ns);
+            wake_others(launch, hand.now_ns);
+            launch = execute(launch, hand);
         }
     }
 }
 
+// Only the calling thread asks whether to stop; the others find its answer.
+void PlanThreads::ask(Hand& hand) {
+    if (hand.worker != 0 || hand.now_ns < m_ask_ns) [[likely]] return;
+    const bool is_stopped = m_stop->is_wanted();
+    if (is_stopped) m_is_stopped.store(true, std::memory_order_relaxed);
+    hand.shared = host_scratch().of(m_program.shared_bytes());  // who was asked may have used it, too
+    hand.now_ns = monotonic_ns();
+    m_ask_ns = is_stopped ? Doorbell::FOREVER : hand.now_ns + m_stop->interval_ns();
+}
+
 // Takes chunks of a launch until none is left; returns a launch to go on with.
-uint32_t PlanThreads::execute(uint32_t launch, uint32_t worker, void* shared, uint64_t& now_ns) {
+uint32_t PlanThreads::execute(uint32_t launch, Hand& hand) {
     Node& node = m_nodes[launch];
     brickline_launch local = m_program.launch(launch).host;
-    local.shared = shared;
     const bool is_timed = m_program.is_timed();
     for (;;) {
+        ask(hand);
+        local.shared = hand.shared;
         const uint64_t chunk = node.chunks == 1 ? 0 : node.next.fetch_add(1, std::memory_order_relaxed);
         if (chunk >= node.chunks) return NOTHING;
         if (is_timed && chunk == 0) {
-            m_program.times()[launch].worker = worker;
-            m_program.times()[launch].start_ns = now_ns;
+            m_program.times()[launch].worker = hand.worker;
+            m_program.times()[launch].start_ns = hand.now_ns;
         }
         execute_chunk(launch, chunk, local);
-        const uint64_t before_ns = now_ns;
-        now_ns = monotonic_ns();
-        uint64_t busy_ns = now_ns - before_ns;
+        const uint64_t before_ns = hand.now_ns;
+        hand.now_ns = monotonic_ns();
+        uint64_t busy_ns = hand.now_ns - before_ns;
         if (node.chunks > 1) {
             node.busy_ns.fetch_add(busy_ns, std::memory_order_relaxed);
             if (node.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
             busy_ns = node.busy_ns.load(std::memory_order_relaxed);
         }
-        if (is_timed) m_program.times()[launch].end_ns = now_ns;
+        if (is_timed) m_program.times()[launch].end_ns = hand.now_ns;
         return complete(launch, busy_ns);
     }
 }
 
 void PlanThreads::execute_chunk(uint32_t launch, uint64_t chunk, brickline_launch& local) {
     Node& node = m_nodes[launch];
-    // What comes after a fault is left out; what comes before it in the plan is not.
+    // After a stop everything is left out; after a fault what follows it in the plan, and nothing else.
+    const bool is_stopped = m_is_stopped.load(std::memory_order_relaxed);
     const uint64_t fault = m_fault.load(std::memory_order_relaxed);
-    if (fault >> 32 < launch || node.fault.load(std::memory_order_relaxed) >> 32 < chunk) [[unlikely]] {
+    const uint64_t own_fault = node.fault.load(std::memory_order_relaxed);
+    if (is_stopped || fault >> 32 < launch || own_fault >> 32 < chunk) [[unlikely]] {
         node.is_skipped.store(true, std::memory_order_relaxed);
         return;
     }

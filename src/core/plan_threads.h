@@ -23,7 +23,9 @@ class PlanThreads final : private SharedWork {
 
     // Runs everything on up to so many threads, the calling one included. Allocates nothing after the
     // first run with as many threads. Where nothing can overlap, the calling thread does it alone.
-    PlanOutcome run(uint32_t threads, PlanWay way = PlanWay::Sensible);
+    // `stop` is asked by the calling thread, null: never. After a yes the other threads end what they
+    // are at and take nothing more, so part of a launch may be done that is not finished.
+    PlanOutcome run(uint32_t threads, PlanWay way = PlanWay::Sensible, PlanStop* stop = nullptr);
 
     // Whether launch i finished in the last run.
     bool is_finished(uint32_t i) const { return m_is_alone ? i < m_done_alone : m_finished[i] == m_run; }
@@ -49,9 +51,17 @@ class PlanThreads final : private SharedWork {
         std::atomic<float> block_ns{0};  // time that one block takes, from the runs before; 0: unknown
     };
 
+    // A thread at work.
+    struct Hand {
+        uint32_t worker = 0;
+        void* shared = nullptr;
+        uint64_t now_ns = 0;
+    };
+
     void help(uint32_t worker) override;
-    PlanOutcome run_alone();
-    PlanOutcome run_together();
+    PlanOutcome run_alone(PlanStop* stop);
+    PlanOutcome run_together(PlanStop* stop);
+    PlanOutcome outcome() const;
     void prepare(uint32_t threads);
     void reset();
     void make_ready(uint32_t launch);
@@ -61,7 +71,8 @@ class PlanThreads final : private SharedWork {
     uint32_t pop();
     bool has_queued() const;
     bool is_over() const { return m_done.load(std::memory_order_acquire) == m_program.size(); }
-    uint32_t execute(uint32_t launch, uint32_t worker, void* shared, uint64_t& now_ns);
+    void ask(Hand& hand);
+    uint32_t execute(uint32_t launch, Hand& hand);
     void execute_chunk(uint32_t launch, uint64_t chunk, brickline_launch& local);
     uint32_t complete(uint32_t launch, uint64_t busy_ns);
     void wake_others(uint32_t launch, uint64_t now_ns);
@@ -78,6 +89,8 @@ class PlanThreads final : private SharedWork {
     bool m_is_alone = true;              // the last run had one thread
     uint32_t m_done_alone = 0;           // and finished so many launches
     uint64_t m_total_ns = 0;             // of the work of the last run; 0: unknown
+    PlanStop* m_stop = nullptr;
+    uint64_t m_ask_ns = Doorbell::FOREVER;  // when the calling thread asks it
 
     // Ready launches in the order in which they became so. An entry is the run and a launch; a launch
     // that is cut into chunks has several, one for each thread that may join. Places are never reused
@@ -90,6 +103,7 @@ class PlanThreads final : private SharedWork {
     std::atomic<uint64_t> m_fault{NO_FAULT};  // launch and code of the first launch that failed
     std::atomic<uint64_t> m_busy_ns{0};
     std::atomic<uint64_t> m_last_wake_ns{0};
+    std::atomic<bool> m_is_stopped{false};
     alignas(64) Doorbell m_bell;
 };
 

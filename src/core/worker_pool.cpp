@@ -50,11 +50,17 @@ bool watch(Condition is_over) {
 
 // Ringing changes the count and then looks for sleepers; who sleeps is counted before the kernel looks
 // at the count. So either the ringer sees the sleeper, or the kernel sees the new count.
-void Doorbell::wait(uint32_t seen) {
+void Doorbell::wait(uint32_t seen, uint64_t until_ns) {
     if (watch([&] { return m_count.load(std::memory_order_acquire) != seen; })) return;
+    const bool is_forever = until_ns == FOREVER;
+    timespec until;
+    until.tv_sec = time_t(until_ns / 1000000000);
+    until.tv_nsec = long(until_ns % 1000000000);
     m_sleepers.fetch_add(1, std::memory_order_seq_cst);
-    while (m_count.load(std::memory_order_seq_cst) == seen) {
-        ::syscall(SYS_futex, &m_count, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    while (m_count.load(std::memory_order_seq_cst) == seen && (is_forever || monotonic_ns() < until_ns)) {
+        // The one way to wait that takes a moment and not a duration.
+        ::syscall(SYS_futex, &m_count, FUTEX_WAIT_BITSET_PRIVATE, seen, is_forever ? nullptr : &until, nullptr,
+                  FUTEX_BITSET_MATCH_ANY);
     }
     m_sleepers.fetch_sub(1, std::memory_order_relaxed);
 }

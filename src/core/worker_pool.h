@@ -15,8 +15,10 @@ namespace brickline {
 class Doorbell {
   public:
     uint32_t seen() const { return m_count.load(std::memory_order_acquire); }
-    // Waits until the count differs from the one seen.
-    void wait(uint32_t seen);
+    static constexpr uint64_t FOREVER = ~0ull;
+
+    // Waits until the count differs from the one seen, or until that moment of monotonic_ns has come.
+    void wait(uint32_t seen, uint64_t until_ns = FOREVER);
     // Those that watch notice; `wake` of those that sleep are woken.
     void ring(uint32_t wake);
     bool has_sleepers() const { return m_sleepers.load(std::memory_order_relaxed) != 0; }

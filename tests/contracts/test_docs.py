@@ -65,6 +65,14 @@ def test_examples_name_real_verbs(page: Path) -> None:
     assert commands_of(page.read_text(encoding="utf-8")) <= verbs()
 
 
+def test_every_refusal_of_a_megakernel_has_its_row() -> None:
+    from brickline.executor.megakernel import refusals, regions
+
+    text = (ROOT / "docs/megakernel.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (MK[13]\d\d) \|", text, re.MULTILINE)
+    assert rows == [*refusals.REASONS, *regions.REASONS]
+
+
 def test_every_verb_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if len(text.splitlines()) < 10:

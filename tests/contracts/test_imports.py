@@ -140,9 +140,10 @@ def test_runs_know_neither_who_writes_nor_who_looks(module: str) -> None:
 
 
 def test_the_profiler_looks_only_when_asked() -> None:
-    at_once, when_asked = rooms("profiler", lazy=False), rooms("profiler", lazy=True)
-    assert not at_once & (LOOKING | {"commands", "adapters", "tables"})
-    assert when_asked <= {"profile", "stats", "report"}
+    for module in ("profiler", "recorded_bricks", "timed_functions", "measurement_cost"):
+        at_once = rooms(module, lazy=False)
+        assert not at_once & (LOOKING | {"commands", "adapters", "tables"})
+    assert rooms("recorded_bricks", lazy=True) == {"profile", "stats", "report"}
 
 
 @pytest.mark.parametrize("module", in_rooms("top"))
@@ -166,12 +167,13 @@ def test_the_looking_half_needs_no_device_and_no_profiler(module: str) -> None:
 def test_imports_inside_functions_are_few(module: str) -> None:
     """They hide a direction. They stand for views of a whole: its report, its exports, Parquet."""
     allowed = {
-        "profiler": {"profile", "stats", "report"},
+        "recorded_bricks": {"profile", "stats", "report"},
         "profile": {"report"},
         "pytest_plugin": {"pytest_marks", "pytest_reports"},
         "traced_launches": TRACED,
         "graph": {"graph_views"},
         "plan": {"executor", "plan_files", "plan_words"},
+        "megakernel_report": {"megakernel_files", "report"},
         "runs": {"tables"},
         "query": {"tables", "table_columns"},
         "device.base": {"buffers"},

@@ -90,9 +90,10 @@ def test_the_package_holds_nothing_else() -> None:
 def test_every_public_name_is_documented(name: str) -> None:
     value = getattr(brickline, name)
     assert inspect.getdoc(value)
-    for member, attribute in vars(value).items() if inspect.isclass(value) else ():
-        if inspect.isfunction(attribute) and not member.startswith("_"):
-            assert inspect.getdoc(attribute), f"{name}.{member}"
+    for kind in inspect.getmro(value) if inspect.isclass(value) else ():
+        for member, attribute in vars(kind).items() if "brickline" in kind.__module__ else ():
+            if inspect.isfunction(attribute) and not member.startswith("_"):
+                assert inspect.getdoc(attribute), f"{name}.{member}"
 
 
 def test_no_public_function_shares_a_modules_name() -> None:

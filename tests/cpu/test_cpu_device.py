@@ -232,12 +232,15 @@ BRICKLINE void faulty(Block& block, float* y, int64_t code) {
   block.once([&] { y[block.index()] = 1; });
 }
 """,
-        [Param("y", "f32", 4, "write"), Scalar("code", high=1000)],
+        [Param("y", "f32", 4, "write"), Scalar("code", high=1 << 40)],
         global_size=4,
     )
     faulty, y = CACHE.get_or_compile(kernel), np.zeros(4, np.float32)
     with pytest.raises(LaunchError, match="kernel faulty reported fault 41"):
         faulty.launch(y, 41)
+    words = r"reported fault 6: .*does not fit 32 bits; pass block.fault a number up to 2\*\*32 - 2"
+    with pytest.raises(LaunchError, match=words):
+        faulty.launch(y, 1 << 32)
     faulty.launch(y, 0)
     assert y.tolist() == [1.0] * 4
 

@@ -30,7 +30,8 @@ from brickline.kernel_source import (
 )
 
 LANES = (1, 7, 32, 48, 128, 1000, 1024)
-FAULT_SHARED, FAULT_RAGGED, FAULT_NO_GROUP, FAULT_LANES = 2, 3, 4, 5
+FAULT_SHARED, FAULT_RAGGED, FAULT_NO_GROUP, FAULT_LANES, FAULT_CODE = 2, 3, 4, 5, 6
+LAST_OWN_FAULT = 2**32 - 2
 SMALL = ("bf16", "f16", "f8e5m2", "f8e4m3")
 CANONICAL_NAN = {"bf16": 0x7FC0, "f16": 0x7E00, "f8e5m2": 0x7E, "f8e4m3": 0x7F}
 
@@ -456,6 +457,27 @@ def test_the_first_fault_stays(host: Any) -> None:
     assert y[0] == 7
     source = body("block.fault(FIRST_OWN_FAULT + uint32_t(block.index()));")
     assert host.load(Kernel("probe", source, signature, global_size=5))(y=y) == 16
+
+
+@pytest.mark.parametrize("whose", ["block", "group"])
+def test_a_fault_is_recorded_whatever_its_code(host: Any, whose: str) -> None:
+    call = {
+        "block": "block.fault(code);",
+        "group": "block.groups(1, [&](Group& group, int64_t) { group.fault(code); });",
+    }[whose]
+    kernel = host.load(
+        Kernel(
+            "probe",
+            body(call, "float* y, int64_t code"),
+            [Param("y", "f32", 1, "read-write"), Scalar("code", low=-(1 << 62))],
+            local_size=32,
+        )
+    )
+    y = np.zeros(1, np.float32)
+    for code in (0, 1, 16, 2**31, LAST_OWN_FAULT):
+        assert kernel(y=y, code=code) == code
+    for code in (LAST_OWN_FAULT + 1, 2**32, 2**32 + 17, 2**62, -1, -(2**32), -(2**62)):
+        assert kernel(y=y, code=code) == FAULT_CODE, "none is cut down to another code, or to none"
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "u32", "i64", "u64"])

@@ -5,91 +5,44 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from random_plans import (
+    COLUMNS,
+    COUNT,
+    MIX,
+    ROWS,
+    Launch,
+    by_themselves,
+    drawn,
+    launches,
+    planned,
+)
+from threads_together import in_threads
 
 import brickline as bl
 from brickline.cache import KernelCache
 from brickline.errors import CompileError, DeviceError, LaunchError, PlanError, SymbolicError
 from brickline.graph_rows import EdgeKind, TransferDetail, TransferDirection
 from brickline.kernel import Kernel, Param, Scalar
-from brickline.kernels.catalog import residual, rms_norm, silu_gate, softmax
+from brickline.kernels.catalog import residual, rms_norm, silu_gate
 from brickline.plan import Plan
-from brickline.plan_buffers import PlanBuffer
 from brickline.verdicts import Status
 
-ROWS, COLUMNS = 12, 512
 SIZE = ROWS * COLUMNS
 
-MIX = Kernel(
-    "mix",
-    """BRICKLINE void mix(Block& block, const float* x, float* y, int64_t n, float by) {
-           int64_t first = block.index() * 256;
-           block.each(minimum(n - first, int64_t(256)), [&](int64_t i) {
-               y[first + i] = y[first + i] * 0.5f + by * x[first + i];
-           });
-       }""",
-    [
-        *(Param("x", "f32", "n"), Param("y", "f32", "n", "read-write")),
-        *(Scalar("n", low=1, high=1 << 20), Scalar("by", "f32")),
-    ],
-    global_size="ceil_div(n, 256)",
-)
-SLOW = Kernel(
-    "slow",
-    """BRICKLINE void slow(Block& block, const float* x, float* y, int64_t n) {
-           float spent = x[0];
-           for (int64_t i = 0; i < 50000; ++i) spent = spent * 0.5f + 1.0f;
-           block.each(n, [&](int64_t i) { y[i] = x[i] - spent; });
-       }""",
-    [Param("x", "f32", "n"), Param("y", "f32", "n", "write"), Scalar("n", low=1)],
-)
-MEET = Kernel(
-    "meet",
-    """static int64_t arrived = 0;
-       BRICKLINE void meet(Block& block, float* y, int64_t wanted) {
-           if (!wanted) return;
-           int64_t both = (__atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST) + 1) / 2 * 2;
-           int64_t left = int64_t(1) << 33;
-           while (__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) < both && left) --left;
-           if (!left) block.fault(21);
-       }""",
-    [Param("y", "f32", 1, "write"), Scalar("wanted", high=1)],
-    pure=False,
-)
-"""Two launches of it wait until both run: what follows them finds two threads awake."""
-COUNT = Kernel(
-    "count",
-    """static int64_t calls = 0;
-       BRICKLINE void count(Block& block, float* y, int64_t n, int64_t restart) {
-           calls = restart ? 1 : calls + 1;
-           float number = float(calls);
-           block.each(n, [&](int64_t i) { y[i] += number; });
-       }""",
-    [Param("y", "f32", "n", "read-write"), Scalar("n", low=1), Scalar("restart", high=1)],
-    pure=False,
-    host_parallel_safe=False,
-)
-ALONE = Kernel(
-    "shuffle",
-    """static float kept[4096];
-       BRICKLINE void shuffle(Block& block, const float* x, float* y, int64_t n) {
-           for (int64_t i = 0; i < n; ++i) kept[i % 4096] = x[i];
-           for (int64_t i = 0; i < n; ++i) y[i] = kept[(n - 1 - i) % 4096];
-       }""",
-    [Param("x", "f32", "n"), Param("y", "f32", "n", "write"), Scalar("n", low=1)],
-    host_parallel_safe=False,
-)
 FAIL = Kernel(
     "fail",
     """BRICKLINE void fail(Block& block, const float* x, float* y, int64_t n, int64_t when) {
@@ -121,6 +74,19 @@ GATE = Kernel(
        }""",
     [Param("state", "i32", 2, "read-write")],
 )
+PAUSE = Kernel(
+    "rest",
+    """#include <stdint.h>
+#include <time.h>
+void rest(int32_t* runs, int64_t ns) {
+    struct timespec left = {ns / 1000000000, ns % 1000000000};
+    while (nanosleep(&left, &left)) {}
+    runs[0] += 1;
+}""",
+    [Param("runs", "i32", 1, "read-write"), Scalar("ns", high=1 << 40)],
+    language="c",
+)
+"""Takes so long, however fast the machine is and whatever signals come."""
 
 
 def scaled(by: float) -> Kernel:
@@ -146,10 +112,6 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("BRICKLINE_RUN", raising=False)
 
 
-def drawn(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def together(prepared: Any) -> Any:
     """Settle a parallel plan on its threads, whatever is faster here."""
     prepared._run.choose(1)
@@ -157,113 +119,6 @@ def together(prepared: Any) -> Any:
 
 
 # ------------------------------------------------------------------------ random plans, bit for bit
-
-Launch = tuple[str, int, int, int, int, int]
-launches = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                *("residual", "silu_gate", "rms_norm", "softmax", "mix", "count", "shuffle"),
-                *("vary", "slow", "slow"),  # while a slow one runs, what waits for it must wait
-            ]
-        ),
-        *(st.integers(0, 2),) * 2,
-        *(st.integers(0, ROWS - 1),) * 2,
-        st.integers(1, 5),
-    ),
-    min_size=1,
-    max_size=14,
-)
-
-
-def arguments(
-    kind: str, source: Any, target: Any, rows: int, t: Any, n: Any
-) -> tuple[Kernel, dict[str, Any]]:
-    """A kernel over rows of two buffers, whatever these are made of."""
-    length = rows * COLUMNS
-    x, y = source.reshape(length), target.reshape(length)
-    if kind == "residual":
-        return residual(), {"a": x, "b": x, "y": y, "n": length}
-    if kind == "silu_gate":
-        return silu_gate(), {"gate": x, "up": x, "y": y, "n": length}
-    if kind == "mix":
-        return MIX, {"x": x, "y": y, "n": length, "by": t}
-    if kind == "count":
-        return COUNT, {"y": y, "n": length, "restart": 0}
-    if kind == "slow":
-        return SLOW, {"x": x, "y": y, "n": length}
-    if kind == "shuffle":
-        return ALONE, {"x": x, "y": y, "n": length}
-    if kind == "vary":
-        return MIX, {"x": x[:n], "y": y[:n], "n": n, "by": 0.25}
-    if kind == "softmax":
-        return softmax(), {"x": source, "y": target, "rows": rows, "n": COLUMNS}
-    weight = {"weight": x[:COLUMNS]}
-    return rms_norm(), {"x": source, "y": target, "rows": rows, "n": COLUMNS, "eps": 1e-5} | weight
-
-
-class Prefix:
-    """A planned view whose beginning of symbolic length is taken by the launch."""
-
-    def __init__(self, buffer: PlanBuffer) -> None:
-        self.buffer = buffer
-
-    def __getitem__(self, key: slice) -> PlanBuffer:
-        stop = key.stop
-        return self.buffer[:stop] if isinstance(stop, int) else self.buffer
-
-    def __repr__(self) -> str:
-        return repr(self.buffer)
-
-
-class Rows:
-    """Rows of a planned buffer, with NumPy's reshape."""
-
-    def __init__(self, buffer: PlanBuffer) -> None:
-        self.buffer = buffer
-
-    def reshape(self, length: int) -> Prefix:
-        return Prefix(self.buffer.reshape(length))
-
-
-def plain(value: Any) -> Any:
-    return value.buffer if isinstance(value, Prefix | Rows) else value
-
-
-def planned(program: list[Launch]) -> tuple[Plan, list[Launch]]:
-    """A plan, and those launches that it took: none reads what it writes."""
-    plan, taken = Plan("random"), []
-    t = plan.variable("t", dtype="f32", default=0.75)
-    n = plan.variable("n", 1, COLUMNS, default=100)
-    buffers = [plan.buffer(name, (ROWS, COLUMNS), "f32") for name in "abc"]
-    first = plan.buffer("first", 1, "f32")
-    plan.launch(COUNT, y=first, n=1, restart=1)  # counts from here on
-    meet = plan.variable("meet", 0, 1)
-    for name in ("m0", "m1"):
-        plan.launch(MEET, y=plan.buffer(name, 1, "f32"), wanted=meet)
-    for launch in program:
-        kind, source, target, begin, end, rows = launch
-        rows = min(rows, ROWS - max(begin, end))
-        x, y = buffers[source][begin : begin + rows], buffers[target][end : end + rows]
-        kernel, given = arguments(kind, Rows(x), Rows(y), rows, t, n)
-        try:
-            plan.launch(kernel, **{name: plain(value) for name, value in given.items()})
-        except PlanError:
-            continue
-        taken.append((kind, source, target, begin, end, rows))
-    return plan, taken
-
-
-def by_themselves(cache: KernelCache, taken: list[Launch], t: float, n: int) -> list[Any]:
-    """What launching each kernel by itself, in order, gives."""
-    arrays = [drawn(ROWS, COLUMNS, seed=seed) for seed in range(3)]
-    cache.get_or_compile(COUNT, "CPU").launch(y=np.zeros(1, np.float32), n=1, restart=1)
-    for kind, source, target, begin, end, rows in taken:
-        x, y = arrays[source][begin : begin + rows], arrays[target][end : end + rows]
-        kernel, given = arguments(kind, x, y, rows, t, n)
-        cache.get_or_compile(kernel, "CPU").launch(**given)
-    return arrays
-
 
 WAYS = [
     *({"executor": "serial"}, {"executor": "serial", "checked": True}),
@@ -733,6 +588,136 @@ def test_a_launch_shape_that_the_device_has_not_is_refused_before_anything_runs(
     assert run().read("y")[0] == 32, "the last values that fitted stay"
 
 
+# ------------------------------------------------------------------------------------------ signals
+
+PAUSES = 400
+
+
+@contextmanager
+def handled_by(handler: Any) -> Iterator[None]:
+    """Have a handler for SIGINT, and send that signal to this process before long."""
+    before = signal.signal(signal.SIGINT, handler)
+    timer = threading.Timer(0.25, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def pausing(cache: KernelCache, executor: str) -> Any:
+    """Independent launches, each of which counts how often it has run."""
+    plan = Plan("pauses")
+    ns = plan.variable("ns", 0, 1 << 40)
+    runs = plan.buffer("runs", PAUSES, "i32")
+    for number in range(PAUSES):
+        plan.launch(PAUSE, runs=runs[number : number + 1], ns=ns)
+    prepared = plan.prepare("CPU", executor, cache=cache, threads=2)
+    return together(prepared) if executor == "parallel" else prepared
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_an_interrupt_ends_a_run_between_launches(cache: KernelCache, executor: str) -> None:
+    run = pausing(cache, executor)
+    with handled_by(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        run(ns=5_000_000)
+    ran = run.read("runs")
+    done = int(ran.sum())
+    assert 0 < done < PAUSES, "it did not wait for the end of the plan"
+    if executor == "serial":
+        assert ran.tolist() == [1] * done + [0] * (PAUSES - done)
+    assert "poisoned" in repr(run)
+    words = (
+        f"plan pauses was stopped by KeyboardInterrupt; {done} of {PAUSES} launches had finished, "
+        r"their results stay; call reset\(\)"
+    )
+    for _ in range(2):
+        with pytest.raises(PlanError, match=words):
+            run(ns=0)
+    time.sleep(0.02)
+    assert run.read("runs").sum() == done, "no thread goes on behind its back"
+    run.reset()
+    assert run(ns=0).read("runs").sum() == done + PAUSES
+    assert "poisoned" not in repr(run)
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_whatever_a_handler_of_a_signal_raises_goes_through(
+    cache: KernelCache, executor: str
+) -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("too slow")
+
+    run = pausing(cache, executor)
+    with handled_by(handler), pytest.raises(TimeoutError, match=r"^too slow$"):
+        run(ns=5_000_000)
+    with pytest.raises(PlanError, match=r"was stopped by too slow; \d+ of 400 launches had"):
+        run(ns=0)
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel"])
+def test_a_handler_that_returns_runs_meanwhile_and_ends_nothing(
+    cache: KernelCache, executor: str
+) -> None:
+    run, seen = pausing(cache, executor), []
+    kernel = Kernel(
+        "large",
+        "BRICKLINE void large(Block& block, float* y) {"
+        " block.once([&] { y[0] += *block.shared<float>(100000) * 0 + 1; }); }",
+        [Param("y", "f32", 1, "read-write")],
+        shared_bytes=400_000,
+    )
+    plan = Plan("within")
+    plan.launch(kernel, y=plan.buffer("y", 1, "f32"))
+    within = plan.prepare("CPU", cache=cache)
+
+    def handler(number: int, frame: Any) -> None:
+        seen.append(int(run.buffers["runs"].numpy().sum()))
+        within()  # by the same thread
+
+    with handled_by(handler):
+        run(ns=2_000_000)
+    assert len(seen) == 1
+    assert 0 < seen[0] < PAUSES, "it did not wait for the end of the plan"
+    assert run.read("runs").tolist() == [1] * PAUSES
+    assert within.read("y").tolist() == [1]
+
+
+def test_a_watched_run_that_is_interrupted_says_so(cache: KernelCache) -> None:
+    run = pausing(cache, "serial")
+    run.watch(bl.BrickProfiler("pauses", enabled=True))
+    with handled_by(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        run(ns=5_000_000)
+    assert 0 < run.read("runs").sum() < PAUSES
+    with pytest.raises(PlanError, match=r"plan pauses failed: KeyboardInterrupt; call reset\(\)"):
+        run(ns=0)
+
+
+def test_a_second_interrupt_leaves_no_plan_unpoisoned(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(error: BaseException) -> str:
+        raise KeyboardInterrupt  # as Python does at any call
+
+    run = pausing(cache, "serial")
+    monkeypatch.setattr(run, "_stopped_text", interrupted)
+    with handled_by(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        run(ns=5_000_000)
+    with pytest.raises(PlanError, match=r"plan pauses failed; call reset\(\)"):
+        run(ns=0)
+
+
+def test_a_run_in_another_thread_leaves_signals_to_the_main_one(cache: KernelCache) -> None:
+    run, seen = pausing(cache, "serial"), []
+    thread = threading.Thread(target=run, kwargs={"ns": 2_000_000})
+    with handled_by(lambda number, frame: seen.append(threading.get_ident())):
+        thread.start()
+        thread.join()
+    assert seen == [threading.main_thread().ident]
+    assert run.read("runs").tolist() == [1] * PAUSES
+
+
 # -------------------------------------------------------------------------------- threads and forks
 
 
@@ -755,26 +740,6 @@ def test_a_plan_is_run_by_one_thread_at_a_time(cache: KernelCache, executor: str
         flags[1] = 1
         thread.join()
     run()
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run `work` in threads that begin together."""
-    ready, failures = threading.Barrier(count), []
-
-    def body(number: int) -> None:
-        try:
-            ready.wait()
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.parametrize("executor", ["serial", "parallel"])
@@ -1142,3 +1107,46 @@ def test_strides_that_are_not_those_of_the_kernel_are_refused() -> None:
     cached = KernelCache().get_or_compile(column_sum(), "CPU")
     with pytest.raises(LaunchError, match="Plan"):
         cached.launch(x=np.zeros((6, 4)), y=np.zeros(6), m=6, n=4, step=4)
+
+
+# ----------------------------------------------------------------------------------------- mistakes
+
+
+def test_memory_that_the_machine_lacks_is_refused_with_its_buffer(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, size = Plan("large"), 1 << 45
+    x, y = (plan.buffer(name, size, "f32") for name in "xy")
+    plan.launch(residual(), a=x[:8], b=x[8:16], y=y[:8], n=8)
+    needed = (
+        r"plan large: buffer x, f32\[35184372088832\], needs 128\.0 TiB, all buffers together "
+        r"256\.0 TiB; CPU has [0-9.]+ \w+ available: declare less, or bind memory of your own"
+    )
+    with pytest.raises(PlanError, match=needed):
+        plan.prepare("CPU", cache=cache)
+    monkeypatch.setattr("brickline.executor.memory.check_room", lambda *_: None)
+    with pytest.raises(PlanError, match=rf"{needed}.*\(cannot allocate 140737488355328 bytes"):
+        plan.prepare("CPU", cache=cache)
+
+
+def test_memory_that_is_bound_needs_no_room(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "brickline.executor.memory.check_room",
+        lambda plan, storages, device: asked.extend(each.name for each in storages),
+    )
+    plan = Plan("bound")
+    w = plan.buffer("w", array=np.ones(8, np.float32))
+    x, y = (plan.buffer(name, 8, "f32") for name in "xy")
+    plan.launch(residual(), a=w, b=x, y=y, n=8)
+    plan.prepare("CPU", cache=cache, bind={"x": np.ones(8, np.float32)})
+    assert asked == ["y"]
+
+
+def test_what_is_written_over_read_only_memory_is_named(cache: KernelCache) -> None:
+    fixed = np.frombuffer(bytes(32), np.float32)
+    run = Doubled(cache, bind={"x": fixed}).run
+    with pytest.raises(LaunchError, match=r"plan doubled, buffer x: .*read-only"):
+        run.write("x", np.zeros(8, np.float32))

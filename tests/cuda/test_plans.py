@@ -17,7 +17,7 @@ from brickline.kernel import Kernel
 from brickline.kernels.catalog import residual, rms_norm, silu_gate
 from brickline.plan import Plan
 
-EXECUTORS = ("serial", "parallel", "graph")
+EXECUTORS = ("serial", "parallel", "graph", "megakernel")
 N = 3000
 RUNS = 12
 """Enough for `parallel` to try both ways and to choose one."""
@@ -215,6 +215,46 @@ def test_a_wrong_kernel_on_cuda_is_named_by_check() -> None:
     report = bl.check(wrong, reference=reference.prepared, drive=drive, repro=False)
     assert report.status == "diverged"
     assert "RopeEmbedding" in str(report.findings[0].name), str(report)
+
+
+def column_plan(factor: str = "2.0f") -> Plan:
+    """Write a multiple of one column of x into a column of y."""
+    source = f"""
+    BRICKLINE void multiple(Block& block, const float* x, float* y, int64_t m, int64_t step) {{
+        block.each(m, [&](int64_t r) {{ y[r * step] = {factor} * x[r * step]; }});
+    }}
+    """
+    arguments = [
+        bl.Param("x", "f32", "m", strides="step"),
+        bl.Param("y", "f32", "m", "write", strides="step"),
+        *(bl.Scalar(name, low=1) for name in ("m", "step")),
+    ]
+    plan = Plan("column")
+    x, y = (plan.buffer(name, (64, 5), "f32") for name in "xy")
+    kernel = Kernel("multiple", source, arguments, reference=lambda x, **_: 2.0 * x)
+    views = {"x": x.view(64, 1, strides=(5,)), "y": y.view(64, 3, strides=(5,))}
+    plan.launch(kernel, **views, m=64, step=5)
+    return plan
+
+
+def test_strided_views_are_checked_and_traced_on_cuda(tmp_path: Path) -> None:
+    values = np.random.default_rng(2).standard_normal((64, 5), dtype=np.float32)
+    plans = {}
+    for device in ("CPU", "CUDA:0"):
+        path = tmp_path / f"{device[:3]}.brick"
+        with bl.BrickProfiler("column", enabled=True, path=path) as profiler:
+            plans[device] = column_plan().prepare(device, profiler=profiler, fingerprints=True)
+            plans[device].write("x", values)
+            plans[device]()
+    assert bl.compare(tmp_path / "CUD.brick", tmp_path / "CPU.brick").status == "matched"
+    drive = lambda plan: plan()  # noqa: E731
+    report = bl.check(plans["CUDA:0"], reference=plans["CPU"], drive=drive)
+    assert report.status == "matched", str(report)
+    wrong = column_plan("2.02f").prepare("CUDA:0", "graph")
+    wrong.write("x", values)
+    for reference in (plans["CPU"], None):
+        report = bl.check(wrong, reference=reference, drive=drive, repro=False)
+        assert [each.name for each in report.findings] == ["multiple"], str(report)
 
 
 def _with_a_wrong_rope(decoder: Decoder) -> Path:

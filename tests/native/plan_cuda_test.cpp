@@ -88,6 +88,25 @@ void test_serial() {
               std::string(outcome.call) == "cuLaunchKernel", "a launch that is refused");
 }
 
+class StopSecond final : public PlanStop {
+  public:
+    StopSecond() : PlanStop(0) {}
+    bool is_wanted() override { return ++m_asked == 2; }
+
+  private:
+    int m_asked = 0;
+};
+
+void test_a_stop() {
+    Random random(8);
+    Bench bench(random, 12);
+    StopSecond stop;
+    const PlanOutcome outcome = bench.program->run_serial(5, 0, 12, &stop);
+    check(outcome.is_stopped && outcome.done == 2 && !outcome.code && outcome.where == -1 &&
+              g_device.launches.size() == 2, "before the second launch and before the third it is asked");
+    bench.check_run(bench.program->run_serial(5, 0, 12), "after a stop");
+}
+
 void test_streams() {
     Random random(2);
     for (int k = 0; k < 200; ++k) {
@@ -281,6 +300,7 @@ void test_graph_failures() {
 int main() {
     watchdog(120);
     test_serial();
+    test_a_stop();
     test_streams();
     test_stream_choice();
     test_built_graphs();

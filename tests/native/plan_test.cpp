@@ -1,6 +1,7 @@
 // Prepared plans on CPU: values and refusals, and random plans on several threads against a serial run
-// of the same launches, bit for bit, with and without faults. Every kernel also checks for itself that
-// what it waits for is finished and that it overlaps with nothing it must not.
+// of the same launches, bit for bit, with and without faults, to the end and stopped on the way. Every
+// kernel also checks for itself that what it waits for is finished, that it overlaps with nothing it must
+// not, and that its shared memory is the thread's.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "clock.h"
+#include "host_scratch.h"
 #include "native_test.h"
 #include "plan_rows.h"
 #include "plan_threads.h"
@@ -59,6 +62,7 @@ void work_kernel(const brickline_launch* launch) {
         if (launch->shared_bytes) {  // memory of this thread alone
             std::memset(launch->shared, int(block + work.index), launch->shared_bytes);
             if (reinterpret_cast<uintptr_t>(launch->shared) % 64) plan.complaints.fetch_add(1);
+            if (launch->shared != host_scratch().of(launch->shared_bytes)) plan.complaints.fetch_add(1);
         }
         uint64_t word = mix(seed, block);
         for (const uint32_t each : work.reads) {
@@ -161,6 +165,151 @@ void test_random_plans() {
         }
         check_equal(one.plan.complaints.load(), 0u, "no kernel found anything amiss");
     }
+}
+
+// Says yes when it has been asked so often; asks for memory meanwhile, as a run within would.
+class StopAt final : public PlanStop {
+  public:
+    explicit StopAt(uint64_t yes, uint64_t interval_ns = 0) : PlanStop(interval_ns), m_yes(yes) {}
+
+    bool is_wanted() override {
+        check(std::this_thread::get_id() == m_caller, "the thread that called is asked");
+        check(m_asked < m_yes, "a yes is the last answer");
+        static thread_local uint64_t bytes = 1 << 12;
+        if (bytes < 1 << 20) bytes += 64;
+        std::memset(host_scratch().of(bytes), 0x55, bytes);
+        return ++m_asked == m_yes;
+    }
+    uint64_t asked() const { return m_asked; }
+
+  private:
+    const std::thread::id m_caller = std::this_thread::get_id();
+    const uint64_t m_yes;
+    std::atomic<uint64_t> m_asked{0};
+};
+
+// What a stopped run leaves: `done` launches, each whole and after those that it waits for.
+void check_stopped(const RandomPlan& one, const PlanOutcome& found, const std::vector<bool>& finished) {
+    uint32_t count = 0;
+    bool is_sound = true;
+    for (uint32_t i = 0; i < finished.size(); ++i) {
+        if (!finished[i]) continue;
+        const Work& work = *one.plan.works[i];
+        ++count;
+        is_sound &= work.blocks_done == work.words.size();
+        for (const uint32_t each : one.program->dependencies(i)) is_sound &= finished[each];
+    }
+    check(is_sound, "what is finished when a run stops is whole, and so is what it needs");
+    check_equal(found.done, count, "a stopped run counts what is finished");
+    check(!found.code && found.where == -1, "and no launch has failed");
+}
+
+void test_stops() {
+    Random random(3);
+    uint64_t serial_stops = 0, shared_stops = 0;
+    for (int k = 0; k < (UNDER_TSAN ? 60 : 150); ++k) {
+        RandomPlan one(random, 2 + uint32_t(random.below(40)), k % 3 == 2);
+        const uint32_t count = one.program->size();
+        one.clear();
+        const PlanOutcome expected = one.program->run_serial(0, 0, count);
+        const std::vector<uint64_t> words = one.words(expected.done);
+        for (int repeat = 0; repeat < 6; ++repeat) {
+            StopAt stop(1 + random.below(1 + count / 6));
+            one.clear();
+            const bool is_shared = repeat % 2;
+            const PlanOutcome found = is_shared ? one.threads->run(2 + uint32_t(random.below(4)), PlanWay::Shared, &stop)
+                                                : one.program->run_serial(0, 0, count, &stop);
+            if (found.is_stopped) {
+                ++(is_shared ? shared_stops : serial_stops);
+                std::vector<bool> finished(count);
+                for (uint32_t i = 0; i < count; ++i) {
+                    finished[i] = is_shared ? one.threads->is_finished(i) : i < found.done;
+                }
+                check_stopped(one, found, finished);
+                if (!is_shared) check(!one.plan.works[found.done]->blocks_done.load(), "the next one has not begun");
+            } else {
+                check(found.done == expected.done && found.code == expected.code && found.where == expected.where &&
+                          one.words(expected.done) == words, "a run that is asked and not stopped is like any other");
+            }
+            one.clear();
+            check(one.threads->run(3, PlanWay::Shared).done == expected.done && one.words(expected.done) == words,
+                  "nor does the next run notice");
+        }
+        check_equal(one.plan.complaints.load(), 0u, "no kernel found anything amiss");
+    }
+    check(serial_stops > 50 && shared_stops > 50, "runs were stopped");
+}
+
+void sleep_kernel(const brickline_launch* launch) {
+    ::usleep(useconds_t(*static_cast<const uint64_t*>(launch->arguments[0])));
+}
+
+// Launches of a few milliseconds, and tiny ones: about as often as it says, and as soon.
+void test_asking_takes_its_time() {
+    constexpr uint64_t MS = 1000000;
+    std::vector<PlanRow> rows;
+    for (int i = 0; i < 400; ++i) {
+        rows.push_back(row(&sleep_kernel, 1, 1));
+        rows.back().slots = {value(i % 40 < 8 ? 3000 : 0)};  // microseconds
+    }
+    auto program = make_program(PlanDevice::Cpu, rows);
+    PlanThreads threads(*program);
+    for (const uint32_t workers : {1u, 2u}) {
+        StopAt stop(3, 20 * MS);
+        const uint64_t began_ns = monotonic_ns();
+        const PlanOutcome found = threads.run(workers, PlanWay::Shared, &stop);
+        const uint64_t took_ns = monotonic_ns() - began_ns;
+        check(found.is_stopped && found.done > 0 && found.done < 400, "stopped on the way");
+        check(took_ns >= 50 * MS, "three times an interval, by a clock of a few milliseconds");
+    }
+    StopAt never(~0ull, 20 * MS);
+    const uint64_t began_ns = monotonic_ns();
+    check(program->run_serial(0, 0, 400, &never).done == 400, "a run that is never stopped");
+    const uint64_t took_ns = monotonic_ns() - began_ns;
+    check(never.asked() >= 5 && never.asked() <= took_ns / (16 * MS), "is asked about once in an interval");
+}
+
+struct Meeting {
+    std::atomic<int> arrived{0};
+    std::atomic<uint64_t> asked{0};
+    std::thread::id caller;
+    bool is_met = false;
+};
+
+// Two launches wait for each other, so the calling thread has one of them and a worker the other. The
+// worker's then lasts until the calling thread, which has nothing left to do, is asked.
+void meet_kernel(const brickline_launch* launch) {
+    Meeting& meeting = **static_cast<Meeting* const*>(launch->arguments[0]);
+    const uint64_t until_ns = monotonic_ns() + 20000000000ull;
+    meeting.arrived.fetch_add(1);
+    while (meeting.arrived.load() < 2 && monotonic_ns() < until_ns) std::this_thread::yield();
+    if (std::this_thread::get_id() == meeting.caller) return;
+    while (!meeting.asked.load() && monotonic_ns() < until_ns) ::usleep(1000);
+    meeting.is_met = meeting.asked.load() != 0;
+}
+
+class StopMeeting final : public PlanStop {
+  public:
+    explicit StopMeeting(Meeting& meeting) : m_meeting(meeting) {}
+    bool is_wanted() override { return m_meeting.asked.fetch_add(1) == 0; }
+
+  private:
+    Meeting& m_meeting;
+};
+
+void test_who_waits_is_asked() {
+    Meeting meeting;
+    meeting.caller = std::this_thread::get_id();
+    std::vector<PlanRow> rows(3, row(&meet_kernel, 1, 1));
+    for (PlanRow& each : rows) each.slots = {value(reinterpret_cast<uint64_t>(&meeting))};
+    rows[2].dependencies = {0, 1};
+    auto program = make_program(PlanDevice::Cpu, rows);
+    PlanThreads threads(*program);
+    StopMeeting stop(meeting);
+    const PlanOutcome found = threads.run(2, PlanWay::Shared, &stop);
+    check(meeting.is_met, "a thread that waits for others is asked meanwhile");
+    check(found.is_stopped && found.done == 2 && !threads.is_finished(2), "and what follows does not begin");
+    check_equal(meeting.arrived.load(), 2, "the last launch did not run");
 }
 
 void test_two_plans_at_once() {
@@ -370,6 +519,9 @@ int main() {
     test_rows_that_are_none();
     test_order();
     test_random_plans();
+    test_stops();
+    test_asking_takes_its_time();
+    test_who_waits_is_asked();
     test_two_plans_at_once();
     test_times_and_ranges();
     test_fork();

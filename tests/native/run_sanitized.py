@@ -47,6 +47,10 @@ SANITIZERS = (
             "fingerprint_test",
             "fold_test",
             "graph_test",
+            "mega_cpu_test",
+            "mega_planning_test",
+            "mega_queue_model_test",
+            "mega_queue_test",
             "plan_cuda_test",
             "plan_test",
             "snapshot_test",
@@ -63,7 +67,10 @@ SANITIZERS = (
         "TSan",
         ("-fsanitize=thread",),
         # The others have one thread, and single steps through TSan's runtime take minutes.
-        ("device_spans_test", "graph_test", "plan_test", "snapshot_test", "threads_test"),
+        (
+            *("device_spans_test", "graph_test", "mega_cpu_test", "plan_test", "snapshot_test"),
+            *("mega_queue_test", "threads_test"),
+        ),
         {"TSAN_OPTIONS": "halt_on_error=0:exitcode=66:second_deadlock_stack=1"},
     ),
 )

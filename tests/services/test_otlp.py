@@ -16,6 +16,7 @@ from typing import Any
 
 import export_runs
 import pytest
+from hand_made_megakernels import decoder_report
 from typer.testing import CliRunner
 
 from brickline.commands import app
@@ -128,6 +129,25 @@ def test_a_receiver_has_the_spans_and_the_histograms(run: Path) -> None:
     assert sum(point.count for point in points["brickline.brick.duration"]) == 6
     assert points["brickline.step.duration"][0].sum == profile.wall_ns
     assert not list(run.parent.glob("*.pb"))
+
+
+def test_a_receiver_has_the_regions_of_a_megakernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = decoder_report().save(tmp_path / "decode.megakernel.json")
+    with receiving() as receiver:
+        result = export(saved, "--to", "otlp", "--endpoint", receiver.url)
+    assert result.exit_code == 0, result.output
+    assert "sent 5 spans and " in result.output
+    (request,) = receiver.traces
+    root, *regions = request.resource_spans[0].scope_spans[0].spans
+    assert root.name == "decode"
+    ids = {span.span_id for span in regions}
+    assert [len(span.links) for span in regions] == [0, 1, 1, 1]
+    assert all(link.span_id in ids for span in regions for link in span.links)
+    assert len(receiver.metrics) > 10
+    assert not list(tmp_path.glob("*.pb"))
 
 
 def test_a_file_holds_what_a_receiver_would_have_got(run: Path) -> None:

@@ -21,10 +21,12 @@ from typing import Any
 
 import profile_runs
 import pytest
+from hand_made_megakernels import decoder_report
 from metric_families import families_from_bytes
 
 from brickline import BrickProfiler
 from brickline.errors import ExportError
+from brickline.export.megakernel_metrics import families_of_megakernel
 from brickline.export.prometheus import TEXT_TYPE
 from brickline.export.prometheus_protobuf import PROTOBUF_TYPE
 from brickline.export.serving import MetricsServer, families_of_path
@@ -81,6 +83,24 @@ def test_the_client_chooses_the_form(tmp_path: Path, accept: str | None, kind: s
         assert "brickline_step_duration_nanoseconds" in {e.name for e in families_from_bytes(body)}
     else:
         assert b'brickline_steps_total{phase="decode"} 40\n' in body
+
+
+def test_the_report_of_a_megakernel_is_served() -> None:
+    report = decoder_report()
+    with MetricsServer(lambda: families_of_megakernel(report), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            status, _, body = scraped(server)
+            _, kind, message = scraped(server, ACCEPT_PROTOBUF)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert status == 200
+    assert b'brickline_megakernel_items{state="processed"} 42\n' in body
+    assert kind == PROTOBUF_TYPE
+    names = {each.name for each in families_from_bytes(message)}
+    assert "brickline_megakernel_output_source_items" in names
 
 
 def test_a_live_run_is_folded_at_every_scrape(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import brickline as bl
-from brickline.checking.session import Session
+from brickline.checking.inquiry import Inquiry
 from brickline.errors import UsageError
 
 
@@ -182,7 +182,7 @@ def test_memory_that_runs_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*args: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(Session, "_held", short)
+    monkeypatch.setattr(Inquiry, "answer", short)
     report = bl.check(Model(lambda y: y), x(), reference=Model(lambda y: y), repro=False)
     assert report.status == "inconclusive"
     assert "memory ran out; check fewer tokens" in report.headline

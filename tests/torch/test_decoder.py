@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from brickline.decoder import Decoder
 from brickline.decoder_weights import DecoderConfig, load_weights, random_weights
 from brickline.errors import UsageError
 from brickline.kernel import Kernel
-from brickline.kernels.catalog import rope_append, silu_gate
+from brickline.kernels.catalog import rope_append
 
 transformers = pytest.importorskip("transformers")
 PROMPT = [3, 141, 59, 26, 5]
@@ -77,6 +76,13 @@ def test_logits_and_tokens_are_those_of_hugging_face(
     assert difference < 1e-4 * float(logits[-1].abs().max())
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_buffer_is_made_that_no_launch_uses(fused: bool) -> None:
+    plan = Decoder(DecoderConfig(layers=2), fused=fused).plan
+    used = {view.storage for launch in plan.launches for _, view in launch.buffers()}
+    assert [each.name for each in plan.storages if each not in used] == []
+
+
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     saved_llama(tmp_path, tie_word_embeddings=True)
     config = DecoderConfig.from_json(tmp_path / "config.json", capacity=64)
@@ -99,56 +105,3 @@ def test_a_check_names_the_launch_of_a_kernel_of_ones_own(tmp_path: Path) -> Non
     )
     assert report.status == "diverged"
     assert report.findings[0].name == "layers.0.RopeEmbedding"
-
-
-def wrong_gate() -> Kernel:
-    right = silu_gate()
-    source = right.source.replace("exp(-g)", "exp(-1.01f * g)")
-    return Kernel.from_json(right.to_json() | {"source": source})
-
-
-def gate_plan(kernel: Kernel) -> bl.PreparedPlan:
-    plan = bl.Plan("gate")
-    n = plan.variable("n", 1, 64)
-    gate, up, y = (plan.buffer(name, n, "f32") for name in ("gate", "up", "y"))
-    plan.launch(kernel, gate=gate, up=up, y=y, n=n)
-    prepared = plan.prepare()
-    for name in ("gate", "up"):
-        prepared.write(name, np.linspace(-2, 2, 64, dtype=np.float32))
-    return prepared
-
-
-def test_sizes_change_during_a_check() -> None:
-    drive = lambda plan: [plan(n=size) for size in (7, 64, 3)]  # noqa: E731
-    report = bl.check(gate_plan(silu_gate()), reference=gate_plan(silu_gate()), drive=drive)
-    assert report.status == "matched", str(report)
-
-
-def test_without_a_reference_a_launch_is_held_to_its_kernels_own() -> None:
-    drive = lambda plan: plan(n=64)  # noqa: E731
-    assert bl.check(gate_plan(silu_gate()), drive=drive).status == "matched"
-    plan = gate_plan(wrong_gate())
-    with pytest.raises(UsageError, match="silu_gate have no reference="):
-        bl.check(plan, drive=drive)
-
-
-def test_in_float64_a_launch_is_its_kernels_reference() -> None:
-    asked: list[np.dtype] = []
-
-    def counted(**given: np.ndarray) -> np.ndarray:
-        asked.append(given["gate"].dtype)
-        assert shipped is not None
-        return shipped(**given)
-
-    shipped = silu_gate().reference
-    facts = silu_gate().to_json()
-    with_reference = replace(silu_gate(), reference=counted)
-    drive = lambda plan: plan(n=64)  # noqa: E731
-    wrong = gate_plan(wrong_gate())
-    report = bl.check(wrong, reference=gate_plan(with_reference), drive=drive, repro=False)
-    assert report.findings[0].name == "silu_gate"
-    assert asked
-    assert set(asked) == {np.dtype(np.float64)}
-    # Without one, the kernel itself is run again.
-    report = bl.check(wrong, reference=gate_plan(Kernel.from_json(facts)), drive=drive, repro=False)
-    assert report.status == "diverged"

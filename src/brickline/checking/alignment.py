@@ -9,10 +9,7 @@ hide what follows it.
 from __future__ import annotations
 
 import functools
-import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +18,6 @@ from brickline.checking.forcing import Clean, perform
 from brickline.checking.guessing import guess_by_modules, guess_by_siblings
 from brickline.checking.origins import origin
 from brickline.checking.pairing import (
-    Layout,
     Pairing,
     Part,
     Partner,
@@ -31,25 +27,20 @@ from brickline.checking.pairing import (
 )
 from brickline.checking.recording import Recording, Value
 from brickline.checking.row_orders import Leading, RowOrders, spread_of
+from brickline.checking.same_values import Choices, is_telling
 from brickline.checking.segments import origin_of, strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
-from brickline.checking.stage import ARGUMENT, INPUT, OUTPUT, Key
+from brickline.checking.stage import ARGUMENT, OUTPUT, Key
+from brickline.checking.usual_orders import UsualOrders
 from brickline.checking.weight_evidence import modules_by_weights, plain_modules
 from brickline.checking.weight_uses import Use, made_of_weights, uses_of
 from brickline.checking.weights import Rows, WeightMap, match_weights, named_tensors
-from brickline.oracle.widen import unit_roundoff
 
 SAME_NAMES = 0.7
 """Part of the module paths that both sides share, from which on names are trusted."""
-IN_ORDER = ""
-"""Stands for a reference of which several parts have their rows in order."""
 ROUNDS = 3
 """How often values are looked for while more and more is paired."""
-NEAR = 8.0
-"""Values are the same if they differ by at most this many unit roundoffs…"""
-NEAR_FLOOR = 1e-4
-"""…or by this much, as relative L2."""
 
 
 def align(
@@ -142,7 +133,7 @@ class _Search:
                 named_tensors(candidate.root), named_tensors(reference.root)
             )
         self.weights = candidate.weights
-        self._usual = _usual_orders(self.weights)
+        self._usual = UsualOrders(self.weights)
         self._widths = (_widths(candidate), _widths(reference))
         self._recurrent = (_recurrent(candidate), _recurrent(reference))
         self._used: set[Key] = set()
@@ -200,7 +191,7 @@ class _Search:
     def _guess_usual_order(self, name: str, other: str, ours: Value, theirs: Value) -> None:
         """Guess that rows that lie as the reference's are meant to lie as those of other layers."""
         width = theirs.tensor.shape[-1]
-        usual = self._usual.get((_family(name), _family(other)))
+        usual = self._usual.of_layers(name, other)
         if usual is not None and len(usual) == width == ours.tensor.shape[-1]:
             part = Part(ours.key, columns=torch.from_numpy(usual))
             self.pairing.guesses[theirs.key] = Partner((part,))
@@ -296,7 +287,7 @@ class _Search:
                 if right.value.key not in self.pairing.partners:
                     self._pair(right.value.key, partner)
                     # Another order of rows may be meant, or it may be the fault.
-                    usual = self._usual_order(name, each.reference, order)
+                    usual = self._usual.near(name, each.reference, order)
                     if usual is None or np.array_equal(usual, order.numpy()):
                         self._guess(mine.value, right.value)
                     elif usual.max() < mine.value.tensor.shape[-1]:
@@ -321,7 +312,7 @@ class _Search:
                 if right.value.tensor.shape[-1] <= int(order.max()):
                     continue
                 parts.append(Part(mine[number].value.key, place=order))
-                usual = self._usual_order(name, each.reference, order)
+                usual = self._usual.near(name, each.reference, order)
                 plain = order.sort().values if usual is None else torch.from_numpy(usual)
                 meant.append(Part(mine[number].value.key, place=plain))
                 if sure:
@@ -335,20 +326,6 @@ class _Search:
                 ):
                     # Another order of rows may be meant, or it may be the fault.
                     self.pairing.guesses[right.value.key] = Partner(tuple(meant))
-
-    def _usual_order(self, name: str, reference: str, order: torch.Tensor) -> np.ndarray | None:
-        """Return the order of rows in other layers, or else in other parts of a layer.
-
-        That of another part begins where the order that was found begins.
-        """
-        families = _family(name), _family(reference)
-        first = int(order.min())
-        for place, start in ((families, 0), ((families[0], _kind(reference)), first)):
-            usual = self._usual.get(place)
-            if usual is not None and len(usual) == len(order):
-                return usual + start
-        in_order = (families[0], IN_ORDER) in self._usual
-        return np.arange(len(order)) + first if in_order else None
 
     # Rows
 
@@ -371,38 +348,21 @@ class _Search:
         """Run the reference on what is paired and pair what comes out the same; return how many."""
         listener = Clean(self.pairing, self.ours)
         made = perform(self.reference, call, views=True, listener=listener)
-        mine = _by_size(
-            each for each in self.ours.values if each.key not in self._used and _telling(each)
+        choices = Choices(
+            each for each in self.ours.values if each.key not in self._used and is_telling(each)
         )
-        norms = _norms(each for group in mine.values() for each in group)
         found = 0
         wanted = [
             each
             for each in made.values
-            if each.key not in self.pairing.partners and _telling(each) and not each.view
+            if each.key not in self.pairing.partners and is_telling(each) and not each.view
         ]
-        sizes = _norms(wanted)
         for right in wanted:
-            choices = [
-                each
-                for each in mine.get(right.tensor.numel(), [])
-                if abs(norms[each.key] - sizes[right.key]) <= _near(each) * sizes[right.key]
-            ]
-            part = self._same_value(right, choices) if choices else None
+            part = choices.same_as(right, self._used)
             if part is not None:
                 self._pair(right.key, Partner((part,)))
                 found += 1
         return found
-
-    def _same_value(self, right: Value, choices: list[Value]) -> Part | None:
-        best: tuple[float, Part] | None = None
-        for mine in choices:
-            if mine.key in self._used or not is_fine(mine, right):
-                continue
-            found = _layouts(mine.tensor, right.tensor, _near(mine))
-            if found is not None and (best is None or found[1] < best[0]):
-                best = (found[1], Part(mine.key, fit=found[0], near=2 * _near(mine)))
-        return None if best is None else best[1]
 
 
 def _is_one(recording: Recording, several: Iterable[list[Use]], number: int) -> bool:
@@ -427,82 +387,3 @@ def _widths(side: Side) -> dict[str, int]:
         return {}
     named = (*side.root.named_parameters(), *side.root.named_buffers())
     return {name: tensor.numel() for name, tensor in named}
-
-
-def _kind(name: str) -> str:
-    """Return the last words of a weight's name: its own, and that of the module that holds it."""
-    return "…" + ".".join(name.split(".")[-2:])
-
-
-def _family(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
-
-
-def _usual_orders(weights: WeightMap) -> dict[tuple[str, str], np.ndarray]:
-    """Return the order of rows that most layers share, by the families of both names."""
-    seen: defaultdict[tuple[str, str], Counter[tuple[int, ...]]] = defaultdict(Counter)
-    for name, rows in (*weights.rows.items(), *weights.inverse.items()):
-        for each in rows:
-            order = each.ours[each.theirs.argsort()]
-            part = tuple((order - order.min()).tolist())
-            if part == tuple(range(len(part))):
-                seen[_family(name), IN_ORDER][()] += 1
-            seen[_family(name), _family(each.reference)][tuple(order.tolist())] += 1
-            seen[_family(name), _kind(each.reference)][part] += 1
-    found: dict[tuple[str, str], np.ndarray] = {}
-    for families, orders in seen.items():
-        usual, count = orders.most_common(1)[0]
-        if count > 1:
-            found[families] = np.array(usual)
-    return found
-
-
-def _telling(value: Value) -> bool:
-    """Whether a value can be told from others by its contents."""
-    tensor = value.tensor
-    if not tensor.dtype.is_floating_point or tensor.numel() < 4:
-        return False
-    return value.key.op != INPUT and not value.key.op.startswith(ARGUMENT)
-
-
-def _near(value: Value) -> float:
-    """Return how far a value may be from another to be the same but for rounding."""
-    return nearness(value.tensor.dtype)
-
-
-def nearness(dtype: torch.dtype) -> float:
-    """Return how far two values may be from each other to be the same but for rounding."""
-    return max(NEAR * unit_roundoff(dtype), NEAR_FLOOR)
-
-
-def _norms(values: Iterable[Value]) -> dict[Key, float]:
-    """Return the norm of each value; those that are not finite, or constant, have none."""
-    found: dict[Key, float] = {}
-    for each in values:
-        wide = each.tensor.double()
-        size = float(wide.norm())
-        varies = size > 0 and float(wide.std()) > 1e-6 * float(wide.abs().max())
-        found[each.key] = size if varies else float("nan")
-    return found
-
-
-def _by_size(values: Iterable[Value]) -> dict[int, list[Value]]:
-    found: defaultdict[int, list[Value]] = defaultdict(list)
-    for each in values:
-        found[each.tensor.numel()].append(each)
-    return found
-
-
-def _layouts(mine: torch.Tensor, right: torch.Tensor, near: float) -> tuple[Any, float] | None:
-    """Return the plainest way to lay one tensor like another that makes them the same."""
-    wide = right.double()
-    left = mine.to(right.device).double()
-    size = float(wide.norm())
-    for fit in Layout.ways(tuple(right.shape)):
-        made = left.reshape(wide.shape) if fit is None else fit(left, wide.shape)
-        if made is None:
-            continue
-        distance = float((made - wide).norm()) / size
-        if distance <= near:
-            return fit, distance
-    return None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from brickline.checking.sides import Call
-from brickline.checking.snapshot import tensors_in
+from brickline.checking.snapshot import like_tuple, tensors_in
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -28,8 +28,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
     if _is_float(value):
         return function(value)
     if isinstance(value, tuple):
-        items = [_mapped(each, function) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return like_tuple(value, [_mapped(each, function) for each in value])
     return value
 
 
@@ -61,8 +60,7 @@ def replaced(output: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> A
     if _is_float(output):
         return function(output)
     if isinstance(output, tuple):
-        items = [replaced(each, function) for each in output]
-        return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
+        return like_tuple(output, [replaced(each, function) for each in output])
     if isinstance(output, dict | list):
         for key, each in output.items() if isinstance(output, dict) else enumerate(output):
             made = replaced(each, function)

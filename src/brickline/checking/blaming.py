@@ -8,13 +8,13 @@ Where only that is left to go by and many are left, nobody is sure.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from brickline.checking.facts import Fact
 from brickline.checking.pairing import WeightEvidence, is_boundary
 from brickline.checking.recording import Recording
+from brickline.checking.stage import family_of
 
 FAINT = 1e-3
 """What is wrong by less than this part of what else is wrong says nothing about who did that."""
@@ -83,7 +83,7 @@ def odd_modules(recording: Recording) -> set[str]:
         programs.setdefault(path, [])
     families: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
     for path, program in programs.items():
-        families[re.sub(r"\d+", "*", path)][path] = tuple(program)
+        families[family_of(path)][path] = tuple(program)
     odd: set[str] = set()
     for members in families.values():
         common, count = Counter(members.values()).most_common(1)[0]

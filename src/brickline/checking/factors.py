@@ -8,13 +8,14 @@ another number is held to theirs. Asked for where something is wrong.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from brickline.checking.guessing import place_of
 from brickline.checking.pairing import Layout, Pairing, Part, Partner, is_fine
 from brickline.checking.recording import Recording, Value
+from brickline.checking.same_values import nearness
 from brickline.checking.stage import INPUT, OPERAND, Key
 
 DIGITS = 3
@@ -24,24 +25,19 @@ DROWNING = 1e6
 MOST_CHOICES = 8
 """Of more values that look alike none is taken."""
 
-Near = Callable[[torch.dtype], float]
-"""How far values of a dtype may be from each other, as relative L2, to be the same."""
 Found = tuple[Value, Value, Layout | None, float]
 
 
-def pair_by_factors(
-    ours: Recording, theirs: Recording, pairing: Pairing, near: Near
-) -> dict[Key, Partner]:
+def pair_by_factors(ours: Recording, theirs: Recording, pairing: Pairing) -> dict[Key, Partner]:
     """Return partners up to a factor, for each place that several layers have in common.
 
     Args:
         ours: The candidate's values.
         theirs: The reference's, made from the candidate's where these have partners.
         pairing: The partners known so far.
-        near: How far values of a dtype may be from each other to be the same.
     """
     families: defaultdict[tuple[Key, Key], list[Found]] = defaultdict(list)
-    for found in _multiples(ours, theirs, pairing, near):
+    for found in _multiples(ours, theirs, pairing):
         families[place_of(found[0].key), place_of(found[1].key)].append(found)
     partners: dict[Key, Partner] = {}
     for members in families.values():
@@ -55,7 +51,7 @@ def pair_by_factors(
     return partners
 
 
-def _multiples(ours: Recording, theirs: Recording, pairing: Pairing, near: Near) -> Iterator[Found]:
+def _multiples(ours: Recording, theirs: Recording, pairing: Pairing) -> Iterator[Found]:
     """Yield the values that are a number times one of the reference's."""
     used = pairing.candidate_keys()
     mine: defaultdict[int, list[tuple[Value, tuple[float, float]]]] = defaultdict(list)
@@ -72,11 +68,11 @@ def _multiples(ours: Recording, theirs: Recording, pairing: Pairing, near: Near)
             for value, other in mine.get(right.tensor.numel(), ())
             if value.key not in taken
             and is_fine(value, right)
-            and _alike(form, other, near(value.tensor.dtype))
+            and _alike(form, other, nearness(value.tensor.dtype))
         ]
         if 0 < len(choices) <= MOST_CHOICES:
             for value in choices:
-                laid = _laid(value.tensor, right.tensor, near(value.tensor.dtype))
+                laid = _laid(value.tensor, right.tensor, nearness(value.tensor.dtype))
                 if laid is not None:
                     taken.add(value.key)
                     yield value, right, *laid
@@ -111,10 +107,7 @@ def _laid(
 ) -> tuple[Layout | None, float] | None:
     """Return how one tensor lies in another that it is a multiple of, and the factor."""
     left, wide = mine.to(right.device).double(), right.double()
-    for fit in Layout.ways(tuple(right.shape)):
-        made = left.reshape(wide.shape) if fit is None else fit(left, wide.shape)
-        if made is None:
-            continue
+    for fit, made in Layout.laid(left, wide.shape):
         factor = float((made * wide).sum() / wide.square().sum())
         if float((made - factor * wide).norm()) <= near * float(made.norm()):
             return fit, factor

@@ -7,14 +7,13 @@ weights. Knows nothing of verdicts; `settling` tries the guesses.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 from brickline.checking.origins import origin
 from brickline.checking.pairing import Pairing, Part, Partner, is_fine
 from brickline.checking.recording import Recording, Value
-from brickline.checking.stage import INPUT, OPERAND, OUTPUT, Key
+from brickline.checking.stage import INPUT, OPERAND, OUTPUT, Key, family_of
 from brickline.checking.weights import WeightMap
 
 
@@ -63,7 +62,7 @@ def _guess_like(part: Part, mine: Value, right: Value, pairing: Pairing) -> None
 
 def place_of(key: Key) -> Key:
     """Return a key as it is in all layers."""
-    return key._replace(path=re.sub(r"\d+", "*", key.path))
+    return key._replace(path=family_of(key.path))
 
 
 def _ranked(recording: Recording) -> dict[Key, list[Key]]:

@@ -7,8 +7,8 @@ weights, values and dataflow; this holds what was found.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -36,15 +36,18 @@ class Layout:
         return tensor.reshape(read).permute(self._back()).reshape(shape)
 
     @staticmethod
-    def ways(shape: tuple[int, ...]) -> Iterator[Layout | None]:
-        """Yield the ways in which the dimensions of a tensor may lie, the plainest first."""
-        yield None
+    def laid(
+        tensor: torch.Tensor, shape: torch.Size
+    ) -> Iterator[tuple[Layout | None, torch.Tensor]]:
+        """Yield a tensor in every way in which its dimensions may lie, the plainest first."""
+        yield None, tensor.reshape(shape)
         dimensions = tuple(number for number, size in enumerate(shape) if size > 1)
         if len(dimensions) > MOST_DIMENSIONS:
             return
         for order in itertools.permutations(dimensions):
-            if order != dimensions:
-                yield Layout(order)
+            made = None if order == dimensions else Layout(order)(tensor, shape)
+            if made is not None:
+                yield Layout(order), made
 
     def undo(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Lay a reference's tensor out as the candidate's lies."""
@@ -200,6 +203,15 @@ class Pairing:
     def candidate_keys(self) -> set[Key]:
         """Return the keys of the candidate's values that have a partner."""
         return {part.key for each in self.partners.values() for part in each.parts}
+
+    def less(self, keys: Collection[Key]) -> Pairing:
+        """Return the partners without some."""
+        kept = {key: each for key, each in self.partners.items() if key not in keys}
+        return replace(self, partners=kept)
+
+    def more(self, partners: Mapping[Key, Partner]) -> Pairing:
+        """Return the partners with others."""
+        return replace(self, partners={**self.partners, **partners})
 
 
 def precision(dtype: torch.dtype) -> float:

@@ -2,44 +2,67 @@
 
 So a plan on one device is held against the same plan on another as any two models are, and the
 culprit is a launch. Children are functions of what they read; memory that no launch writes is their
-weights. What the plan itself holds is copied, so a check changes nothing of it. Run in float64, a
-child computes its kernel's NumPy reference, or what the kernel makes where it has none; what it
-hands on is kept in the plan's own dtypes.
+weights. Of a strided view they take and return its elements alone. What the plan itself holds is
+copied, so a check changes nothing of it. Run in float64, a child computes its kernel's NumPy
+reference, or what the kernel makes where it has none; what it hands on is kept in the plan's own
+dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from brickline.checking.kernels import TORCH_DTYPES
+from brickline.checking.strided import elements_of, launch_strided
 from brickline.dtypes import DTYPES
 from brickline.errors import UsageError
 from brickline.executor.prepared import PreparedPlan
+from brickline.kernel import Kernel, Param
 from brickline.plan_buffers import PlanBuffer
-from brickline.plan_launches import Launch, evaluated, launch_names, written_storages
+from brickline.plan_launches import Launch, evaluated, launch_names, results, written_storages
 from brickline.symbolic import Expr
+
+Start: TypeAlias = Callable[[Mapping[str, torch.Tensor], Mapping[str, Any]], None]
+"""Launches on tensors and scalars, each by name, and waits."""
+ROUNDED = 2.0
+ROUNDED_SUM = 1 / 32
+"""Unit roundoffs of inputs that a right kernel's rounding amounts to: some, and of a sum of K terms
+√K/32, which the lanes of the shipped matrix-vector products stay below up to 65,536 terms."""
 
 
 class LaunchModule(nn.Module):
-    """One launch of a plan: takes what it reads, returns what it writes."""
+    """One launch of a plan: takes what it reads, returns what it writes.
+
+    Args:
+        launch: The launch.
+        device: Where its kernel runs.
+        start: What launches it.
+        weights: What it reads and no launch writes, by argument.
+        exact: Whether it is what its kernel's NumPy reference computes.
+    """
 
     def __init__(
         self,
         launch: Launch,
-        cached: Any,
+        device: torch.device,
+        start: Start,
         weights: Mapping[str, torch.Tensor],
         *,
         exact: bool = False,
     ) -> None:
         super().__init__()
         self._launch = launch
-        self._cached = cached
+        self._device = device
+        self._start = start
         self._is_exact = exact
         self.given = tuple(
             param.name
@@ -51,7 +74,8 @@ class LaunchModule(nn.Module):
         for name, tensor in weights.items():
             self.register_buffer(name, tensor, persistent=False)
         self.values: dict[str, Any] = {}
-        """Scalars and shapes of the call that comes next, by name; set by the plan's module."""
+        """Of the call that comes next, set by the plan's module: scalars and shapes by name, and
+        whether it is run in float64."""
 
     def extra_repr(self) -> str:
         """Return the kernel's name."""
@@ -61,7 +85,7 @@ class LaunchModule(nn.Module):
         """Launch on copies, and return what is written."""
         scalars, shapes = self.values["scalars"], self.values["shapes"]
         read = dict(zip(self.given, inputs, strict=True)) | dict(self.named_buffers())
-        wide = any(tensor.dtype is torch.float64 for tensor in read.values())
+        wide = self.values["wide"]
         # A launch is one operation. Who watches torch would see memory that changes by itself.
         with _disable_current_modes():
             if self._is_exact or (wide and self._launch.kernel.reference is not None):
@@ -78,8 +102,8 @@ class LaunchModule(nn.Module):
         scalars: Mapping[str, Any],
         shapes: Mapping[str, Any],
     ) -> tuple[torch.Tensor, ...]:
-        where = torch_device(self._cached.device)
-        arguments: dict[str, Any] = dict(scalars)
+        where = self._device
+        arguments: dict[str, torch.Tensor] = {}
         for param in self._launch.kernel.params:
             tensor = read.get(param.name)
             if tensor is None:
@@ -88,9 +112,7 @@ class LaunchModule(nn.Module):
             elif param.access.writes:
                 tensor = tensor.to(where, copy=True)
             arguments[param.name] = tensor.to(where, TORCH_DTYPES[param.dtype]).contiguous()
-        self._cached.launch(**arguments)
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
+        self._start(arguments, scalars)
         return tuple(arguments[name] for name in self.written)
 
     def _exact(
@@ -104,6 +126,8 @@ class LaunchModule(nn.Module):
             else tensor.detach().cpu().numpy()
             for name, tensor in read.items()
         }
+        if not wide and _is_rounded(kernel):
+            arrays |= _shaken(kernel, arrays)
         made = kernel.reference(**arrays, **scalars)
         results = made if isinstance(made, tuple) else (made,)
         written = [param for param in kernel.params if param.access.writes]
@@ -139,27 +163,37 @@ class PlanModule(nn.Module):
             launches, prepared.kernels, launch_names(launches), strict=True
         ):
             weights = {
-                param.name: self._view(buffer)
+                param.name: self._view(launch, param, buffer)
                 for param, buffer in launch.buffers()
                 if buffer.storage.number not in changed and not _varies(buffer)
             }
-            child = LaunchModule(launch, cached, weights, exact=by_reference)
+            start = self._start(launch, cached)
+            where = torch_device(prepared.device)
+            child = LaunchModule(launch, where, start, weights, exact=by_reference)
             self._children.append(child)
             _add(self, launch, name, child)
-        self._results = _results(launches)
+        self._results = _named(results(launches))
 
-    def _view(self, buffer: PlanBuffer) -> torch.Tensor:
-        if buffer.strides is not None:
-            raise UsageError(
-                f"check: a launch of plan {self._prepared.plan.name} takes the strided view "
-                f"{buffer!r}, which a check cannot hand to a kernel by itself; record both sides "
-                "with fingerprints and compare the runs"
+    def _start(self, launch: Launch, cached: Any) -> Start:
+        device, cache = self._prepared.device, self._prepared.cache
+        params, where = launch.kernel.params, torch_device(device)
+
+        def launched(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
+            cached.launch(**tensors, **scalars)
+            if where.type == "cuda":
+                torch.cuda.synchronize(where)
+
+        def strided(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
+            strides = {each.name: launch.strides(each, self._values) for each in params}
+            launch_strided(
+                launch, tensors, scalars, strides, self._memory, device=device, cache=cache
             )
+
+        return strided if any(param.strides is not None for param in params) else launched
+
+    def _view(self, launch: Launch, param: Param, buffer: PlanBuffer) -> torch.Tensor:
         shape = [evaluated(size, self._values) for size in buffer.shape]
-        dtype = TORCH_DTYPES[buffer.dtype]
-        nbytes = int(np.prod(shape, dtype=np.int64)) * buffer.itemsize
-        part = self._memory[buffer.storage.number][buffer.offset : buffer.offset + nbytes]
-        return part.view(dtype).reshape(shape)
+        return elements_of(self._memory, buffer, shape, launch.strides(param, self._values))
 
     def forward(self, **changes: Any) -> Any:
         """Run every launch."""
@@ -173,16 +207,19 @@ class PlanModule(nn.Module):
         # A model is run in float64 operation by operation; its launches are none of torch's.
         wide = (self.one * 1.0).dtype is torch.float64
         for launch, child in zip(self._prepared.launches, self._children, strict=True):
-            buffers = {param.name: self._view(buffer) for param, buffer in launch.buffers()}
+            buffers = {
+                param.name: self._view(launch, param, buffer) for param, buffer in launch.buffers()
+            }
             child.values = {
                 "scalars": launch.scalars(self._values),
                 "shapes": {name: tuple(view.shape) for name, view in buffers.items()},
+                "wide": wide,
             }
             made = child(*(_handed(buffers[name], wide=wide) for name in child.given))
             results = made if isinstance(made, tuple) else (made,)
             for name, result in zip(child.written, results, strict=True):
                 buffers[name].copy_(result.reshape(buffers[name].shape))
-        return {buffer.name: self._view(buffer).clone() for buffer in self._results}
+        return {name: self._view(*result).clone() for name, result in self._results.items()}
 
     def write(self, name: str, array: Any) -> None:
         """Copy an array into the memory of a buffer."""
@@ -241,6 +278,32 @@ def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(dtype)
 
 
+def _is_rounded(kernel: Kernel) -> bool:
+    """Whether all that a kernel writes is rounded; a choice is right or wrong."""
+    written = [TORCH_DTYPES[param.dtype] for param in kernel.params if param.access.writes]
+    return all(dtype.is_floating_point for dtype in written)
+
+
+def _shaken(kernel: Kernel, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what a kernel only reads, moved by what a float32 accumulator's rounding amounts to.
+
+    A reference that computes in float64 does not show how far a right kernel may be from it; its
+    results for such inputs do. Memory that is also written stays as it is, or it would drift.
+    """
+    read = [each.name for each in kernel.params if not each.access.writes]
+    given = {name: arrays[name] for name in read if arrays[name].dtype.kind == "f"}
+    longest = max((size for each in given.values() for size in each.shape), default=1)
+    step = (ROUNDED + ROUNDED_SUM * math.sqrt(longest)) * torch.finfo(torch.float32).eps / 2
+    signs = np.random.default_rng(0)
+    moved = {}
+    for name, array in given.items():
+        for axis, size in enumerate(array.shape):
+            along = [1] * axis + [size] + [1] * (array.ndim - axis - 1)
+            array = array * (1 + step * signs.choice([-1.0, 1.0], size)).reshape(along)
+        moved[name] = array
+    return moved
+
+
 def _handed(tensor: torch.Tensor, *, wide: bool) -> torch.Tensor:
     """Return what a launch is given: a copy, in float64 where the plan is run so."""
     return tensor.double() if wide and tensor.is_floating_point() else tensor.clone()
@@ -263,14 +326,12 @@ def _add(root: nn.Module, launch: Launch, name: str, child: LaunchModule) -> Non
     parent.add_module(name.replace(".", "_"), child)
 
 
-def _results(launches: Any) -> list[PlanBuffer]:
-    """Return what is written and not read by a later launch."""
-    found: dict[int, PlanBuffer] = {}
-    for launch in launches:
-        for param, buffer in launch.buffers():
-            if param.access.reads:
-                found.pop(buffer.storage.number, None)
-        for param, buffer in launch.buffers():
-            if param.access.writes:
-                found[buffer.storage.number] = buffer
-    return list(found.values())
+def _named(
+    found: Sequence[tuple[Launch, Param, PlanBuffer]],
+) -> dict[str, tuple[Launch, Param, PlanBuffer]]:
+    """Return results by their buffer's name, with their place where it has several."""
+    views = Counter(buffer.name for _, _, buffer in found)
+    return {
+        buffer.name if views[buffer.name] == 1 else repr(buffer): (launch, param, buffer)
+        for launch, param, buffer in found
+    }

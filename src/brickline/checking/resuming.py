@@ -16,6 +16,7 @@ import torch
 
 from brickline.checking.blaming import odd_modules
 from brickline.checking.facts import Fact
+from brickline.checking.held import Held, Hold
 from brickline.checking.pairing import Layout, Pairing, Part, Partner, is_boundary, is_fine
 from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import is_handed, modules_of, segment_of, segments_of
@@ -28,60 +29,47 @@ MOST_STEPS = 4
 MOST_CHOICES = 2
 """So many of the reference's values are tried for one of the candidate's."""
 
-Hold = Callable[[Pairing], list[Fact]]
 Glance = Callable[[Pairing, Key], bool]
+"""Whether one of the reference's values comes out right with partners."""
 Try = tuple[Value, Value, Layout | None]
 
 
-def resumed(
-    pairing: Pairing,
-    facts: list[Fact],
-    hold: Hold,
-    glance: Glance,
-    ours: Recording,
-    theirs: Recording,
-) -> tuple[Pairing, list[Fact]]:
-    """Return the partners with those from which on all is right, and what was measured with them.
+def resumed(held: Held, hold: Hold, glance: Glance, ours: Recording, theirs: Recording) -> Held:
+    """Return what is held with the partners from which on all is right.
 
     Args:
-        pairing: The partners so far.
-        facts: What was measured with them.
-        hold: Runs the reference on partners and returns what was measured.
+        held: The partners so far, and what was measured with them.
+        hold: Runs the reference on partners and measures.
         glance: Whether one of the reference's values comes out right with partners.
         ours: The candidate's values.
         theirs: The reference's, made from the candidate's where these have partners.
     """
-    keys = {each.reference_key for each in facts if each.suspicious}
+    keys = held.wrong
     if len(keys) != 1:
         # What several wrong values have in common says more.
-        return pairing, facts
+        return held
     wrong = keys.pop()
     for _ in range(MOST_STEPS):
-        found = _earlier(wrong, pairing, facts, hold, glance, ours, theirs)
+        found = _earlier(wrong, held, hold, glance, ours, theirs)
         if found is None:
             break
-        pairing, facts, wrong = found
-        pairing = replace(pairing, proven=pairing.proven | {wrong})
-    return pairing, facts
+        held, wrong = found
+        proven = held.pairing.proven | {wrong}
+        held = replace(held, pairing=replace(held.pairing, proven=proven))
+    return held
 
 
 def _earlier(
-    wrong: Key,
-    pairing: Pairing,
-    facts: list[Fact],
-    hold: Hold,
-    glance: Glance,
-    ours: Recording,
-    theirs: Recording,
-) -> tuple[Pairing, list[Fact], Key] | None:
+    wrong: Key, held: Held, hold: Hold, glance: Glance, ours: Recording, theirs: Recording
+) -> tuple[Held, Key] | None:
     """Return the partners with one before a wrong value that explains it, and that one's key."""
+    pairing, facts = held.pairing, held.facts
     ways = (each for fact, each in _ways(facts, ours) if fact.reference_key == wrong)
     way = next(ways, [])
     if len(modules_of(way, pairing.strangers, ours.constants)) < 2 or wrong not in theirs.by_key:
         return None
     known = pairing.partners.keys() - {wrong}
     right = segment_of(theirs, wrong, known)[:-1]
-    before = {each.reference_key for each in facts if each.suspicious}
     last = _own_key(facts, wrong)
     values = [each for each in way if each.key != last]
     returned = [each for each in values if each.key.op == OUTPUT]
@@ -90,40 +78,35 @@ def _earlier(
     inside = [*_sources(way, ours), *(each for each in values if each.key.op != OUTPUT)]
     for chosen in (returned, inside):
         for mine, other, fit in itertools.islice(_tries(chosen, right, way), MOST_TRIES):
-            partner = Partner((Part(mine.key, fit=fit),))
-            tried = replace(pairing, partners={**pairing.partners, other.key: partner})
+            tried = held.pairing.more({other.key: Partner((Part(mine.key, fit=fit),))})
             if not glance(tried, wrong):
                 continue
             found = hold(tried)
-            left = {each.reference_key for each in found if each.suspicious}
-            if other.key in left and left - {other.key} <= before - {wrong}:
-                return tried, found, other.key
+            if other.key in found.wrong and found.wrong - {other.key} <= held.wrong - {wrong}:
+                return found, other.key
     return None
 
 
-def is_vague(
-    pairing: Pairing, facts: Sequence[Fact], ours: Recording, *, weights_only: bool = False
-) -> bool:
+def is_vague(held: Held, ours: Recording, *, weights_only: bool = False) -> bool:
     """Whether several modules had a hand in something wrong, and none or several stand out.
 
     Args:
-        pairing: The partners.
-        facts: What was measured with them.
+        held: The partners, and what was measured with them.
         ours: The candidate's values.
         weights_only: Whether a module stands out by its weights only, and not by what it does.
     """
-    hands = _hands(pairing, facts, ours)
+    hands = _hands(held, ours)
     if not hands:
         return False
-    weights = pairing.by_weights()
+    weights = held.pairing.by_weights()
     known = {*weights.odd, *weights.unfound, *(() if weights_only else odd_modules(ours))}
     return any(len(known.intersection(each)) != 1 for each in hands)
 
 
-def _hands(pairing: Pairing, facts: Sequence[Fact], ours: Recording) -> list[tuple[str, ...]]:
+def _hands(held: Held, ours: Recording) -> list[tuple[str, ...]]:
     """Return the modules that had a hand in what is wrong, where there are several."""
-    ways = (way for fact, way in _ways(facts, ours) if fact.suspicious)
-    found = (modules_of(way, pairing.strangers, ours.constants) for way in ways)
+    ways = (way for fact, way in _ways(held.facts, ours) if fact.suspicious)
+    found = (modules_of(way, held.pairing.strangers, ours.constants) for way in ways)
     return [each for each in found if len(each) > 1]
 
 
@@ -162,7 +145,7 @@ def _tries(mine: Sequence[Value], right: Sequence[Value], way: Sequence[Value]) 
             (likeness, -number, other, fit)
             for number, other in enumerate(others)
             if _fits(value, other)
-            for likeness, fit in _likest(value.tensor, other.tensor)
+            for likeness, fit in (_likest(value.tensor, other.tensor),)
         ]
         choices.sort(key=lambda each: each[:2], reverse=True)
         yield from ((value, other, fit) for *_, other, fit in choices[:MOST_CHOICES])
@@ -183,15 +166,12 @@ def _fits(mine: Value, right: Value) -> bool:
     return numbers or (left.dtype is torch.bool and other.dtype is torch.bool)
 
 
-def _likest(mine: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[float, Layout | None]]:
-    """Yield how alike two tensors are in the layout in which they are most, and that layout."""
+def _likest(mine: torch.Tensor, right: torch.Tensor) -> tuple[float, Layout | None]:
+    """Return how alike two tensors are in the layout in which they are most, and that layout."""
     left, wide = mine.to(right.device).double(), right.double()
     sizes = float(left.norm()) * float(wide.norm())
-    found: list[tuple[float, Layout | None]] = []
-    for fit in Layout.ways(tuple(right.shape)):
-        made = left.reshape(wide.shape) if fit is None else fit(left, wide.shape)
-        if made is not None:
-            alike = float((made * wide).sum()) / sizes if sizes else 0.0
-            found.append((alike, fit))
-    if found:
-        yield max(found, key=lambda each: each[0])
+    found = [
+        (float((made * wide).sum()) / sizes if sizes else 0.0, fit)
+        for fit, made in Layout.laid(left, wide.shape)
+    ]
+    return max(found, key=lambda each: each[0])

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from brickline.checking.factors import Near, pair_by_factors
+from brickline.checking.factors import pair_by_factors
 from brickline.checking.facts import Fact
 from brickline.checking.guessing import guess_by_siblings, place_of
+from brickline.checking.held import Held, Hold
 from brickline.checking.pairing import Pairing, Partner, is_boundary, is_end
 from brickline.checking.patching import Shares
 from brickline.checking.recording import Recording
@@ -35,50 +36,38 @@ STRANGE = 0.3
 NO_SHARE = 1e-3
 """Repairing a culprit removes more of the final difference than this, or it may be none."""
 
-Hold = Callable[[Pairing], list[Fact]]
-"""Runs the reference on the partners and returns what was measured."""
 
+def settled(held: Held, hold: Hold) -> Held:
+    """Return what is held with the partners that stay.
 
-def settled(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pairing, list[Fact]]:
-    """Return the partners that stay and what was measured with them.
-
-    What was no partner after all is taken out of `pairing` itself; guesses are not added to it.
+    What was no partner after all is taken out of the pairing itself; guesses are not added to it.
     """
-    if not any(each.suspicious for each in facts):
-        return pairing, facts
-    facts = _with_one_left(pairing, facts, hold)
-    facts = _without_strangers(pairing, facts, hold)
-    return _with_guesses(pairing, facts, hold)
+    if not held.wrong:
+        return held
+    held = _with_one_left(held, hold)
+    held = _without_strangers(held, hold)
+    return _with_guesses(held, hold)
 
 
-def with_factors(
-    pairing: Pairing,
-    facts: list[Fact],
-    hold: Hold,
-    ours: Recording,
-    theirs: Recording,
-    near: Near,
-) -> tuple[Pairing, list[Fact]]:
+def with_factors(held: Held, hold: Hold, ours: Recording, theirs: Recording) -> Held:
     """Believe partners up to a factor that several layers share, and what these are siblings of.
 
     Args:
-        pairing: The partners so far.
-        facts: What was measured with them.
-        hold: Runs the reference on partners and returns what was measured.
+        held: The partners so far, and what was measured with them.
+        hold: Runs the reference on partners and measures.
         ours: The candidate's values.
         theirs: The reference's, made from the candidate's where these have partners.
-        near: How far values of a dtype may be from each other to be the same.
     """
-    more = pair_by_factors(ours, theirs, pairing, near)
+    more = pair_by_factors(ours, theirs, held.pairing)
     if not more:
-        return pairing, facts
-    tried = replace(pairing, partners={**pairing.partners, **more}, guesses={**pairing.guesses})
+        return held
+    tried = replace(held.pairing.more(more), guesses={**held.pairing.guesses})
     guess_by_siblings(ours, theirs, tried)
-    settled_on, found = settled(tried, hold(tried), hold)
-    new = settled_on.partners.keys() - pairing.partners.keys()
-    left, wrong = _wrong(found), _wrong(facts)
+    found = settled(hold(tried), hold)
+    new = found.pairing.partners.keys() - held.pairing.partners.keys()
+    left, wrong = found.wrong, held.wrong
     explains = left - new < wrong if left & new else left <= wrong
-    return (settled_on, found) if left and explains else (pairing, facts)
+    return found if left and explains else held
 
 
 def unconfirmed(guilty: Iterable[Fact], shares: Shares) -> set[Key]:
@@ -94,80 +83,67 @@ def unconfirmed(guilty: Iterable[Fact], shares: Shares) -> set[Key]:
     return found
 
 
-def without(pairing: Pairing, keys: Iterable[Key]) -> Pairing:
-    """Return the partners less some."""
-    return _less(pairing, keys)
-
-
-def _with_one_left(pairing: Pairing, facts: list[Fact], hold: Hold) -> list[Fact]:
+def _with_one_left(held: Held, hold: Hold) -> Held:
     """Take all but one of the wrong partners away, where nothing else is wrong then.
 
     What is wrong shows at the next pair if its own is taken away, so the others were no partners:
     if the one that is left is as wrong as before, or some of the others are wrong in several
     layers alike, which is another way to write them.
     """
-    before = {each.reference_key: each.ratios.relative_l2 for each in facts if each.suspicious}
-    wrong = list(before)
-    if pairing.same_code or not 1 < len(wrong) <= MAX_WRONG:
-        return facts
-    for left in wrong:
+    before = held.errors
+    if held.pairing.same_code or not 1 < len(before) <= MAX_WRONG:
+        return held
+    for left in before:
         gone: set[Key] = set()
-        found = facts
+        found = held
         for _ in range(MAX_ROUNDS):
             # Values that are handed on have partners at every boundary that they cross.
-            gone |= {key for key in _wrong(found) if key != left and not is_end(key)}
-            found = hold(_less(pairing, gone))
-            if _wrong(found) == {left}:
-                rest = [each for each in found if each.suspicious]
+            gone |= {key for key in found.wrong if key != left and not is_end(key)}
+            found = hold(held.pairing.less(gone))
+            if found.wrong == {left}:
+                rest = [each for each in found.facts if each.suspicious]
                 alike = len({place_of(key) for key in gone & before.keys()}) < len(
                     gone & before.keys()
                 )
                 if alike or all(_is_as_before(each, before) for each in rest):
-                    _drop(pairing, gone)
-                    return found
+                    return _dropped(held, gone, found)
                 break
-            if _wrong(found) <= gone | {left} or any(map(is_end, _wrong(found))):
+            if found.wrong <= gone | {left} or any(map(is_end, found.wrong)):
                 break
-    return facts
+    return held
 
 
-def _without_strangers(pairing: Pairing, facts: list[Fact], hold: Hold) -> list[Fact]:
-    groups = _doubtful(pairing, facts)
+def _without_strangers(held: Held, hold: Hold) -> Held:
+    groups = _doubtful(held.pairing, held.facts)
     if not groups:
-        return facts
-    gone, found = _all_dropped(pairing, groups, hold)
-    if not any(each.suspicious for each in found):
-        _drop(pairing, gone)
-        return found
+        return held
+    gone, found = _all_dropped(held, groups, hold, {})
+    if not found.wrong:
+        return _dropped(held, gone, found)
     if len(groups) == 1:
-        if _explains(gone, facts, found):
-            _drop(pairing, gone)
-            return found
-        return facts
+        return _dropped(held, gone, found) if _explains(gone, held, found) else held
     for group in groups[:MAX_DROPS]:
-        gone, found = _all_dropped(pairing, [group], hold, facts)
-        if _explains(gone, facts, found):
-            _drop(pairing, gone)
-            facts = found
-    return facts
+        gone, found = _all_dropped(held, [group], hold, held.errors)
+        if _explains(gone, held, found):
+            held = _dropped(held, gone, found)
+    return held
 
 
 def _all_dropped(
-    pairing: Pairing, groups: list[frozenset[Key]], hold: Hold, before: Iterable[Fact] = ()
-) -> tuple[set[Key], list[Fact]]:
+    held: Held, groups: list[frozenset[Key]], hold: Hold, known: Mapping[Key, float]
+) -> tuple[set[Key], Held]:
     """Take doubtful partners away, and those that only then turn out to be doubtful.
 
     Values that are handed on have partners at every boundary that they cross: without the first,
     the next one is wrong.
     """
     gone = set(itertools.chain.from_iterable(groups))
-    known = {each.reference_key: each.ratios.relative_l2 for each in before if each.suspicious}
     for _ in range(MAX_ROUNDS):
-        found = hold(_less(pairing, gone))
+        found = hold(held.pairing.less(gone))
         # What is as wrong as it was has nothing to do with these.
-        other = [each for each in found if not _is_as_before(each, known)]
-        more = set(itertools.chain.from_iterable(_doubtful(pairing, other))) - gone
-        if not more or (known and len(_wrong(found)) > len(known)):
+        other = [each for each in found.facts if not _is_as_before(each, known)]
+        more = set(itertools.chain.from_iterable(_doubtful(held.pairing, other))) - gone
+        if not more or (known and len(found.wrong) > len(known)):
             break
         gone |= more
     return gone, found
@@ -196,28 +172,19 @@ def _is_strange(fact: Fact) -> bool:
     return fact.ratios.relative_l2 > STRANGE or not fact.dtype.is_floating_point
 
 
-def _less(pairing: Pairing, keys: Iterable[Key]) -> Pairing:
-    gone = set(keys)
-    kept = {key: each for key, each in pairing.partners.items() if key not in gone}
-    return replace(pairing, partners=kept)
-
-
-def _drop(pairing: Pairing, keys: Iterable[Key]) -> None:
+def _dropped(held: Held, keys: Iterable[Key], found: Held) -> Held:
+    """Take partners out of the pairing itself; `found` was measured without them."""
     for key in keys:
-        pairing.partners.pop(key, None)
+        held.pairing.partners.pop(key, None)
+    return replace(held, facts=found.facts)
 
 
-def _wrong(facts: list[Fact]) -> set[Key]:
-    return {each.reference_key for each in facts if each.suspicious}
-
-
-def _explains(group: Iterable[Key], facts: list[Fact], found: list[Fact]) -> bool:
+def _explains(gone: Collection[Key], held: Held, found: Held) -> bool:
     """Whether without a group of partners less is wrong, and the rest is as wrong as before."""
-    before = {each.reference_key: each.ratios.relative_l2 for each in facts if each.suspicious}
-    gone = set(group)
+    before = held.errors
     return all(
         each.reference_key not in gone and _is_as_before(each, before)
-        for each in found
+        for each in found.facts
         if each.suspicious
     )
 
@@ -228,21 +195,20 @@ def _is_as_before(fact: Fact, before: Mapping[Key, float]) -> bool:
     return error is not None and abs(fact.ratios.relative_l2 - error) <= 0.01 * error
 
 
-def _with_guesses(pairing: Pairing, facts: list[Fact], hold: Hold) -> tuple[Pairing, list[Fact]]:
+def _with_guesses(held: Held, hold: Hold) -> Held:
     """Believe the guesses that come out right, and those that explain what is wrong after them."""
-    pairing, facts = _with_right_guesses(pairing, facts, hold)
-    pairing, facts = _with_all_guesses(pairing, facts, hold)
-    for guesses in itertools.islice(_together(pairing.guesses), MAX_GUESSES):
-        wrong = _wrong(facts)
+    held = _with_right_guesses(held, hold)
+    held = _with_all_guesses(held, hold)
+    for guesses in itertools.islice(_together(held.pairing.guesses), MAX_GUESSES):
+        wrong = held.wrong
         if not wrong:
             break
-        less = _less(pairing, _returned_by(pairing, guesses))
-        tried = replace(less, partners={**less.partners, **guesses})
-        found = hold(tried)
-        left, keys = _wrong(found), set(guesses)
+        less = held.pairing.less(_returned_by(held.pairing, guesses))
+        found = hold(less.more(guesses))
+        left, keys = found.wrong, set(guesses)
         if left & keys and len(left - keys) < len(wrong - keys):
-            pairing, facts = tried, found
-    return pairing, facts
+            held = found
+    return held
 
 
 def _returned_by(pairing: Pairing, guesses: Mapping[Key, Partner]) -> set[Key]:
@@ -262,51 +228,46 @@ def _returned_by(pairing: Pairing, guesses: Mapping[Key, Partner]) -> set[Key]:
     }
 
 
-def _with_right_guesses(
-    pairing: Pairing, facts: list[Fact], hold: Hold
-) -> tuple[Pairing, list[Fact]]:
+def _with_right_guesses(held: Held, hold: Hold) -> Held:
     """Believe the guesses that are the same as their partners: they show what is not wrong."""
-    waiting = {key: each for key, each in pairing.guesses.items() if key not in pairing.partners}
+    waiting = _unpaired_guesses(held.pairing)
     for _ in range(MAX_ROUNDS):
         if not waiting:
             break
-        found = hold(replace(pairing, partners={**pairing.partners, **waiting}))
-        held = [each for each in found if each.reference_key in waiting]
-        poor = {each.reference_key for each in held if each.ratios.z > 1}
-        right = {each.reference_key for each in held} - poor
+        tried = hold(held.pairing.more(waiting))
+        tested = [each for each in tried.facts if each.reference_key in waiting]
+        poor = {each.reference_key for each in tested if each.ratios.z > 1}
+        right = {each.reference_key for each in tested} - poor
         if right:
-            kept = {key: waiting[key] for key in right}
-            tried = replace(pairing, partners={**pairing.partners, **kept})
-            found = hold(tried)
-            if _wrong(found) <= _wrong(facts):
-                pairing, facts = tried, found
+            found = hold(held.pairing.more({key: waiting[key] for key in right}))
+            if found.wrong <= held.wrong:
+                held = found
         # The first that is not may spoil what comes after it.
-        first = next((each.reference_key for each in held if each.reference_key in poor), None)
+        first = next((each.reference_key for each in tested if each.reference_key in poor), None)
         waiting = {key: each for key, each in waiting.items() if key in poor and key != first}
-    left = {
-        key: each for key, each in pairing.guesses.items() if pairing.partners.get(key) is not each
-    }
-    return replace(pairing, guesses=left), facts
+    known, guesses = held.pairing.partners, held.pairing.guesses
+    left = {key: each for key, each in guesses.items() if known.get(key) is not each}
+    return replace(held, pairing=replace(held.pairing, guesses=left))
 
 
-def _with_all_guesses(
-    pairing: Pairing, facts: list[Fact], hold: Hold
-) -> tuple[Pairing, list[Fact]]:
+def _with_all_guesses(held: Held, hold: Hold) -> Held:
     """Believe all guesses, if nothing else is wrong then, but for those that need not be."""
-    guesses = {key: each for key, each in pairing.guesses.items() if key not in pairing.partners}
-    if len(guesses) < 2 or not _wrong(facts):
-        return pairing, facts
-    tried = replace(pairing, partners={**pairing.partners, **guesses})
-    found = hold(tried)
-    suspects = [each.reference_key for each in found if each.suspicious]
+    guesses = _unpaired_guesses(held.pairing)
+    if len(guesses) < 2 or not held.wrong:
+        return held
+    found = hold(held.pairing.more(guesses))
+    suspects = [each.reference_key for each in found.facts if each.suspicious]
     if not suspects or not guesses.keys() >= set(suspects) or len(suspects) > MAX_DROPS:
-        return pairing, facts
+        return held
     for key in reversed(suspects):
-        less = _less(tried, {key})
-        without_it = hold(less)
-        if _wrong(without_it) <= set(suspects) and _wrong(without_it):
-            tried, found = less, without_it
-    return tried, found
+        without_it = hold(found.pairing.less({key}))
+        if without_it.wrong and without_it.wrong <= set(suspects):
+            found = without_it
+    return found
+
+
+def _unpaired_guesses(pairing: Pairing) -> dict[Key, Partner]:
+    return {key: each for key, each in pairing.guesses.items() if key not in pairing.partners}
 
 
 def _together(guesses: Mapping[Key, Partner]) -> Iterator[dict[Key, Partner]]:

@@ -10,7 +10,7 @@ import copy
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,14 +65,18 @@ def _copied(value: Any, convert: Convert | None, memo: dict[int, Any], depth: in
     return result
 
 
+def like_tuple(value: tuple[Any, ...], items: Iterable[Any]) -> Any:
+    """Return other items in a tuple of the same kind, with the same names where it has any."""
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
 def _copy_of(value: Any, convert: Convert | None, memo: dict[int, Any], depth: int) -> Any:
     if isinstance(value, torch.Tensor):
         return _tensor(value, convert)
     if isinstance(value, list) and type(value) is list:
         return [_copied(each, convert, memo, depth) for each in value]
     if isinstance(value, tuple):
-        items = [_copied(each, convert, memo, depth) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return like_tuple(value, [_copied(each, convert, memo, depth) for each in value])
     if type(value) is dict:
         return {key: _copied(each, convert, memo, depth) for key, each in value.items()}
     if isinstance(value, set | frozenset | range | slice):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -41,6 +42,11 @@ class Key(NamedTuple):
     op: str
     number: int
     out: int = 0
+
+
+def family_of(path: str) -> str:
+    """Return what a name has in common with those in its place in other layers."""
+    return re.sub(r"\d+", "*", path)
 
 
 class Stage:

@@ -17,6 +17,7 @@ import torch
 from brickline.checking.op_kinds import CONTRACTIONS
 from brickline.checking.pairing import Layout, WeightEvidence, is_boundary
 from brickline.checking.recording import Recording
+from brickline.checking.stage import family_of
 from brickline.checking.weight_places import MOST_PLACES, RUN, Known, Place
 from brickline.checking.weight_uses import SUMS
 
@@ -99,7 +100,7 @@ def _owner(name: str) -> str:
 def _family(path: str) -> str:
     """Return what a module and those in its place in other layers have in common."""
     above, dot, own = path.rpartition(".")
-    return re.sub(r"\d+", "*", above) + dot + ("*" if own.isdigit() else own)
+    return family_of(above) + dot + ("*" if own.isdigit() else own)
 
 
 def _twice(seen: Mapping[str, list[Place]]) -> set[str]:
@@ -176,11 +177,7 @@ def _is_laid_out(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     wide = other.detach().double().cpu()
     mine = tensor.detach().double().cpu()
     near = 8 * float(torch.finfo(tensor.dtype).eps) * float(wide.norm())
-    for fit in Layout.ways(tuple(wide.shape)):
-        laid = mine.reshape(wide.shape) if fit is None else fit(mine, wide.shape)
-        if laid is not None and float((laid - wide).norm()) <= near:
-            return True
-    return False
+    return any(float((made - wide).norm()) <= near for _, made in Layout.laid(mine, wide.shape))
 
 
 def _of_their_like(ours: Mapping[str, torch.Tensor], names: Collection[str]) -> set[str]:

@@ -6,13 +6,14 @@ several of the other side's below each other: then its rows are matched one by o
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
+from brickline.checking.stage import family_of
 
 SAME = 1e-9
 """Relative difference of two sums over the same numbers in another order."""
@@ -155,7 +156,7 @@ def _with_their_biases(
     follow: defaultdict[str, dict[str, bool]] = defaultdict(dict)
     for name, other in partners.items():
         biases = (ours.get(_bias(name)), theirs.get(_bias(other)))
-        follow[re.sub(r"\d+", "*", name)][name] = _follows(ours[name], theirs[other], *biases)
+        follow[family_of(name)][name] = _follows(ours[name], theirs[other], *biases)
     found: dict[str, str] = {}
     for members in follow.values():
         known = any(members.values())

@@ -17,9 +17,10 @@ from brickline.checking.backward_writing import (
     backward_rows,
 )
 from brickline.checking.endings import ending
+from brickline.checking.examining import Position
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
-from brickline.checking.session import Position, Session
+from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
 from brickline.verdicts import (
     GUILTY,

@@ -20,7 +20,8 @@ GROUPS = {
     "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "graph", "look_top"),
     "kernels": ("kernels_cache", "kernels_cpu", "kernels_cuda"),
     "plans": ("plans_cpu", "plans_cuda", "plans_decode"),
-    "cuda": ("profiler_cuda", "kernels_cuda", "plans_cuda", "plans_decode"),
+    "megakernel": ("megakernel_planning", "megakernel_queue", "megakernel_cuda"),
+    "cuda": ("profiler_cuda", "kernels_cuda", "plans_cuda", "plans_decode", "megakernel_cuda"),
     "divergence": (
         "fingerprint",
         "recording",
@@ -37,7 +38,8 @@ def bench(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A group (profiler, kernels, plans, cuda, divergence, look) or a file's name.",
+            help="A group (profiler, kernels, plans, megakernel, cuda, divergence, look) or a "
+            "file's name.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from brickline.commands.demo_decoder import CONFIG, DemoDecoder, cuda_device
+from brickline.commands.demo_decoder import CONFIG, Decoded, DemoDecoder, cuda_device
 from brickline.commands.demo_divergence import (
     Decode,
     Port,
@@ -20,15 +21,18 @@ from brickline.commands.demo_divergence import (
     first_not_close,
     record_decode,
 )
-from brickline.commands.demo_model import DemoModel, ModelConfig
+from brickline.commands.demo_model import DemoModel
+from brickline.commands.demo_weights import ModelConfig
 from brickline.comparison.comparing import compare
 from brickline.errors import RunExists
 from brickline.peaks import keep_peaks, load_peaks, measure_peaks
 from brickline.profile import profile_from_run
 from brickline.profiler import BrickProfiler
 from brickline.report.divergence import print_divergence
+from brickline.report.figures import Look
 from brickline.report.html.page import write_page
 from brickline.report.html.profile_page import profile_page
+from brickline.report.megakernel import headline
 from brickline.report.text import print_profile
 from brickline.runs import Run
 from brickline.verdicts import DivergenceReport
@@ -59,7 +63,7 @@ def demo(
     console = Console()
     path = out if out is not None else _free_path()
     page = path.with_suffix(".html")
-    for taken in (path, *_compared(path), *_devices(path), page):
+    for taken in _written(path):
         if taken.exists() and not force:
             raise RunExists(
                 f"{taken} is there already; choose another --out, or replace it with --force"
@@ -104,16 +108,13 @@ def _everywhere(path: Path, console: Console, *, force: bool) -> None:
     demo, device = DemoDecoder.make(), cuda_device()
     console.print(
         f"A Llama-style decoder made of kernels: {CONFIG.layers} layers, width {CONFIG.dim}, "
-        f"float32, {len(demo.decoder.plan.launches)} launches a token, planned once."
+        f"float32, {len(demo.decoder.plan.launches)} launches a token, planned once. They run one "
+        "after the other, in parallel, and all of a step as one megakernel; each way is profiled."
     )
-    ways = [("CPU", "serial"), ("CPU", "parallel")]
+    ways = [("CPU", "serial"), ("CPU", "parallel"), ("CPU", "megakernel")]
     if device is not None:
-        ways += [(device, "serial"), (device, "graph")]
-    speeds = Table.grid(padding=(0, 2))
-    for where, executor in ways:
-        rate = demo.tokens_per_second(where, executor, PROMPT)
-        speeds.add_row(where, executor, f"{rate:.0f} tokens/s")
-    console.print(speeds)
+        ways += [(device, "serial"), (device, "graph"), (device, "megakernel")]
+    _show_ways([demo.decode(*way, PROMPT) for way in ways], path, console, force=force)
     if device is None:
         console.print(
             "There is no CUDA device here. With one, the same plan decodes there too, and both "
@@ -125,6 +126,40 @@ def _everywhere(path: Path, console: Console, *, force: bool) -> None:
     demo.record("CPU", theirs, PROMPT, overwrite=force)
     console.print(f"The same plan on {device} and on CPU, launch by launch:\n", markup=False)
     print_divergence(compare(ours, theirs), console)
+
+
+def _show_ways(ways: Sequence[Decoded], path: Path, console: Console, *, force: bool) -> None:
+    """Show times and sameness of all ways, what a megakernel did, and keep its report."""
+    look, reference = Look.of(console), ways[0]
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column()
+    for _ in range(2):
+        table.add_column(justify="right")
+    same = f"as {reference.device} {reference.executor}?"
+    words = ("", "", "tokens/s", "profiled step", "most of it in", same)
+    table.add_row(*words, style="dim")
+    for way in ways:
+        brick, share = way.busiest
+        table.add_row(
+            way.device,
+            way.executor,
+            f"{way.tokens_per_second:.0f}",
+            look.time(way.step_ns),
+            f"{brick} {share:.0%}",
+            "" if way is reference else way.against(reference),
+        )
+    console.print(table)
+    console.print(
+        f"Compared were {len(reference.tokens)} tokens, and {reference.logits.size} logits of "
+        f"{len(reference.logits)} steps.\n"
+    )
+    reports = [way.report for way in ways if way.report is not None]
+    for report in reports:
+        for line in headline(report, look):
+            console.print(look.text(line))
+    kept = reports[-1].save(_report(path), overwrite=force)
+    console.print(f"Worker by worker: brickline report {kept}\n", markup=False)
 
 
 def _diverge(path: Path, console: Console, *, force: bool) -> None:
@@ -186,6 +221,17 @@ def _devices(path: Path) -> tuple[Path, Path]:
     )
 
 
+def _report(path: Path) -> Path:
+    """Return where the report of the megakernel goes."""
+    return path.with_name(f"{path.stem}.megakernel.json")
+
+
+def _written(path: Path) -> tuple[Path, ...]:
+    """Return all that a demo may leave behind."""
+    page = path.with_suffix(".html")
+    return (path, *_compared(path), *_devices(path), _report(path), page)
+
+
 def _decode(
     model: DemoModel, profiler: BrickProfiler, tokens: int, console: Console
 ) -> tuple[list[int], float]:
@@ -211,10 +257,7 @@ def _free_path() -> Path:
     """Return demo.brick, or the first numbered name that is free."""
     path = Path("demo.brick")
     number = 1
-    while any(
-        each.exists()
-        for each in (path, *_compared(path), *_devices(path), path.with_suffix(".html"))
-    ):
+    while any(each.exists() for each in _written(path)):
         number += 1
         path = Path(f"demo-{number}.brick")
     return path

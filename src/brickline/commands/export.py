@@ -1,4 +1,7 @@
-"""``brickline export``: a run in the form that another tool reads, as a file, sent or served."""
+"""``brickline export``: a run in the form that another tool reads, as a file, sent or served.
+
+The kept report of a megakernel goes the same ways.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,17 @@ import typer
 
 from brickline.commands.streams import print_document, say
 from brickline.errors import ExportError, UsageError
+from brickline.export.megakernel_metrics import families_of_megakernel
+from brickline.export.megakernel_otlp import requests_of_megakernel
+from brickline.export.megakernel_perfetto import write_megakernel_perfetto
 from brickline.export.otlp import Requests, refusals, requests_of_run
 from brickline.export.otlp_http import Endpoint, Sender
 from brickline.export.perfetto import Drawn, write_perfetto
 from brickline.export.prometheus import Family, exposition_text, families_of_profile
 from brickline.export.serving import PORT, MetricsServer, families_of_path, statistics_of_path
 from brickline.graph import ExecutionGraph
+from brickline.megakernel_files import is_megakernel_report
+from brickline.megakernel_report import MegakernelReport
 from brickline.profile import profile_from_run
 from brickline.report.as_csv import profile_csv
 from brickline.report.as_json import profile_json
@@ -47,7 +55,12 @@ class Options:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The run to export.", metavar="RUN")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The run, or kept report of a megakernel, to export.", metavar="RUN|FILE"
+        ),
+    ],
     to: Annotated[Form, typer.Option("--to", help="The form to write.", show_default=False)],
     out: Annotated[
         Path | None,
@@ -86,6 +99,9 @@ def export(
     if serve and out is not None:
         raise UsageError("expected --serve or -o, got both; a served run is written nowhere")
     options = Options(force, Endpoint(endpoint) if endpoint is not None else None, spans)
+    if is_megakernel_report(run):
+        _export_megakernel(run, to, out, options, port if serve else None)
+        return
     if serve:
         _serve(run, port)
         return
@@ -130,23 +146,28 @@ def _drawn_words(drawn: Drawn) -> str:
 
 def _otlp(run: Run, target: Path | None, options: Options) -> None:
     # A name that is taken is said before the work; without a file it is asked for on a failure.
-    files = _otlp_files(run, target)
+    files = _otlp_files(run.path.stem, target)
     if target is not None or options.endpoint is None:
         for file in files.values():
             refuse_taken_file(file, force=options.force)
     found = requests_of_run(run, profile_from_run(run), limit=options.spans)
-    if target is not None or options.endpoint is None:
+    _deliver(found, files, options, kept=target is not None)
+
+
+def _deliver(found: Requests, files: Mapping[str, Path], options: Options, *, kept: bool) -> None:
+    """Write requests, send them, or both, and say what is not among them."""
+    if kept or options.endpoint is None:
         _write_requests(found, files, force=options.force)
     if options.endpoint is not None:
-        _send(found, options.endpoint, files, kept=target is not None)
+        _send(found, options.endpoint, files, kept=kept)
     if found.left_out:
         say(f"{found.left_out:,} older or inner spans are not in it; raise --spans for more")
     if found.untimed:
         say(f"{found.untimed:,} entries have no start and end, so they are no spans")
 
 
-def _otlp_files(run: Run, target: Path | None) -> dict[str, Path]:
-    file = target or Path(f"{run.path.stem}.otlp")
+def _otlp_files(stem: str, target: Path | None) -> dict[str, Path]:
+    file = target or Path(f"{stem}.otlp")
     return {signal: file.with_name(f"{file.name}.{signal}.pb") for signal in ("traces", "metrics")}
 
 
@@ -155,7 +176,7 @@ def _write_requests(found: Requests, files: Mapping[str, Path], *, force: bool) 
         with _placed(file, force=force) as stream:
             stream.writelines(found.bodies[signal])
     said = " and ".join(str(file) for file in files.values())
-    say(f"wrote {said}: {found.spans:,} spans, {found.histograms:,} histograms")
+    say(f"wrote {said}: {found.spans:,} spans, {_points(found)}")
 
 
 def _send(found: Requests, endpoint: Endpoint, files: Mapping[str, Path], *, kept: bool) -> None:
@@ -166,12 +187,16 @@ def _send(found: Requests, endpoint: Endpoint, files: Mapping[str, Path], *, kep
         if not kept:
             _write_requests(found, _free(files), force=False)
         raise ExportError(f"{error}; nothing is lost: the files hold all of it") from None
-    words = f"sent {found.spans:,} spans and {found.histograms:,} histograms to {endpoint.url}"
+    words = f"sent {found.spans:,} spans and {_points(found)} to {endpoint.url}"
     say(words + (f", {sent.repeats} requests again" if sent.repeats else ""))
     for each in refused:
         say(f"the receiver did not take everything: {each}")
     if refused:
         raise typer.Exit(1)
+
+
+def _points(found: Requests) -> str:
+    return f"{found.histograms:,} {found.points_are}"
 
 
 def _free(files: Mapping[str, Path]) -> dict[str, Path]:
@@ -203,6 +228,10 @@ def _serve(run: Path, port: int) -> None:
         return families_of_profile(profile)
 
     families()  # what is wrong with the run is said before anybody scrapes
+    _answer(families, port)
+
+
+def _answer(families: Callable[[], list[Family]], port: int) -> None:
     with MetricsServer(families, port) as server:
         try:
             say(f"serving {server.url}; leave with Ctrl-C")
@@ -237,6 +266,43 @@ def _text(text: str, target: Path | None, options: Options) -> None:
     with _placed(target, force=options.force) as stream:
         stream.write(text.encode("utf-8", "replace"))
     say(f"wrote {target}")
+
+
+# Reports of megakernels
+
+
+def _export_megakernel(
+    path: Path, to: Form, target: Path | None, options: Options, port: int | None
+) -> None:
+    report = MegakernelReport.load(path)
+    if port is not None:
+        _answer(lambda: families_of_megakernel(MegakernelReport.load(path)), port)
+    elif to is Form.PROMETHEUS:
+        _text(exposition_text(families_of_megakernel(report)), target, options)
+    elif to is Form.JSON:
+        _text(report.to_json(), target, options)
+    elif to is Form.OTLP:
+        files = _otlp_files(_stem(path), target)
+        if target is not None or options.endpoint is None:
+            for file in files.values():
+                refuse_taken_file(file, force=options.force)
+        found = requests_of_megakernel(report, limit=options.spans)
+        _deliver(found, files, options, kept=target is not None)
+    elif to is Form.PERFETTO:
+        file = target or Path(f"{_stem(path)}.perfetto-trace")
+        with _placed(file, force=options.force) as stream:
+            drawn = write_megakernel_perfetto(report, stream)
+        say(f"wrote {file}: {_drawn_words(drawn)}")
+        say("open it at https://ui.perfetto.dev; the file stays on this machine")
+    else:
+        raise UsageError(
+            f"the report of a megakernel is exported --to perfetto, otlp, prometheus or json, got "
+            f"--to {to.value}"
+        )
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".json").removesuffix(".megakernel")
 
 
 TO: Mapping[Form, Callable[[Run, Path | None, Options], None]] = {

@@ -1,7 +1,7 @@
 """``brickline report``: a run as a table, JSON, CSV or an HTML page, held to budgets and checks.
 
-A report that `check` or `compare` kept is shown as it was, and several runs are held `--against`
-others.
+A report that `check` or `compare` kept, or that of a megakernel, is shown as it was, and several
+runs are held `--against` others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from brickline.budgets import BudgetResult, check_budgets, load_budgets
 from brickline.commands.against import show_changes
 from brickline.commands.streams import print_document, say
 from brickline.errors import UsageError
+from brickline.megakernel_files import is_megakernel_report
+from brickline.megakernel_report import MegakernelReport
 from brickline.profile import profile_from_run
 from brickline.profile_checks import ProfileFinding
 from brickline.report.as_csv import profile_csv
@@ -23,8 +25,10 @@ from brickline.report.as_json import profile_json
 from brickline.report.divergence import print_divergence
 from brickline.report.figures import Look
 from brickline.report.html.divergence_page import write_divergence_page
+from brickline.report.html.megakernel_page import write_megakernel_page
 from brickline.report.html.page import refuse_taken_page, write_page
 from brickline.report.html.profile_page import profile_page
+from brickline.report.megakernel import print_megakernel
 from brickline.report.text import print_profile, render_budgets, render_findings
 from brickline.runs import Run
 from brickline.verdicts import DivergenceReport
@@ -93,7 +97,8 @@ def report(
     if run.is_file():
         if budget is not None or csv or validate or repeat:
             raise UsageError(f"{run} is no run: it is shown as text, or with --json or --html")
-        _show_divergence(run, json=json, html=html, force=force)
+        show = _show_megakernel if is_megakernel_report(run) else _show_divergence
+        show(run, json=json, html=html, force=force)
         return
     opened = Run.open(run)
     if opened.is_live:
@@ -129,6 +134,16 @@ def _show_divergence(path: Path, *, json: bool, html: Path | None, force: bool) 
         print_document(f"The page is in {write_divergence_page(found, html, force=force)}\n")
     else:
         print_divergence(found, Console())
+
+
+def _show_megakernel(path: Path, *, json: bool, html: Path | None, force: bool) -> None:
+    found = MegakernelReport.load(path)
+    if json:
+        print_document(found.to_json())
+    elif html is not None:
+        print_document(f"The page is in {write_megakernel_page(found, html, force=force)}\n")
+    else:
+        print_megakernel(found, Console())
 
 
 def _print_gates(

@@ -75,6 +75,7 @@ def align(a: Side, b: Side) -> Alignment:
         keep_ordered(partner)
     reordered = _rescue(a, b, position, names, partner)
     _drop_unconfirmed(a, b, partner)
+    _drop_other_work(a, b, partner)
     reordered &= partner >= 0
     return Alignment(partner, reordered, (partner >= 0) & ~anchored & ~reordered)
 
@@ -401,6 +402,25 @@ def _drop_crossed(a: Side, b: Side, partner: Ints, names: Ints) -> None:
         wrong = rows[owns & ~near & ~is_near(a, b, rows, partner[rows], first_parameters)]
         partner[wrong] = -1
         names[a.name[wrong]] = a.name[wrong]
+
+
+def _drop_other_work(a: Side, b: Side, partner: Ints) -> None:
+    """Take back launches of plans that are other kernels over tensors of other numbers or sizes.
+
+    Where one plan fuses what the other does in two steps, a name means more in one of them.
+    """
+    rows = np.flatnonzero(partner >= 0)
+    ours, theirs = a.kernel[rows], b.kernel[partner[rows]]
+    rows = rows[(ours >= 0) & (theirs >= 0) & (ours != theirs)]
+    if len(rows):
+        partner[rows[_operand_sizes(a)[rows] != _operand_sizes(b)[partner[rows]]]] = -1
+
+
+def _operand_sizes(side: Side) -> NDArray[np.uint64]:
+    """Return a hash of the sizes of what goes in and comes out of each launch, place by place."""
+    out = np.zeros(len(side), np.uint64)
+    np.add.at(out, side.owner, hashed(side.role > 0, side.index, side.elements))
+    return out
 
 
 def _drop_unconfirmed(a: Side, b: Side, partner: Ints) -> None:

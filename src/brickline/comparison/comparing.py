@@ -26,6 +26,7 @@ from brickline.runs import Run
 from brickline.verdicts import Coverage, DivergenceReport, Status
 
 Given: TypeAlias = str | os.PathLike[str] | Run
+OF_A_PLAN = "those of a plan with prepared.watch(profiler, fingerprints=True)"
 
 
 def compare(candidate: Given, reference: Given) -> DivergenceReport:
@@ -100,12 +101,12 @@ def _nothing_to_compare(pair: RunPair) -> str | None:
         if not len(side):
             return (
                 f"{name} holds no launches, so nothing was compared; record them with "
-                "bl.record(path, model) or brickline run --torch SCRIPT"
+                f"bl.record(path, model) or brickline run --torch SCRIPT, {OF_A_PLAN}"
             )
         if not (side.print >= 0).any():
             return (
                 f"{name} holds {len(side)} launches and no fingerprints, so no value was compared; "
-                "record it again with bl.record(path, model), which takes them"
+                f"record it again with bl.record(path, model), which takes them, {OF_A_PLAN}"
             )
     return None
 
@@ -114,7 +115,8 @@ def _nothing_in_common(pair: RunPair) -> str:
     first = [side.path(0) for side in (pair.a, pair.b)]
     return (
         f"the runs have no launch in common: {len(pair.a)} launches from {first[0]!r} on, "
-        f"reference {len(pair.b)} from {first[1]!r} on; record the same model on the same inputs"
+        f"reference {len(pair.b)} from {first[1]!r} on; record the same model or plan on the same "
+        "inputs"
     )
 
 

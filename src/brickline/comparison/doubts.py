@@ -34,6 +34,7 @@ class Doubts:
         self.order = np.argsort(self.hash, kind="stable")
         self.order = self.order[a.print[self.order] >= 0]
         self.leaf = ~a.has_children()
+        self.around = a.around(found.outputs.known)
         self.theirs = np.unique(_hashes(b)[b.print >= 0])
         self.odd = odd_ones(a, b, found)
         fused = np.bincount(found.owner[found.fused], minlength=len(a)) > 0
@@ -137,7 +138,8 @@ class Doubts:
             return False
         ends = self._users(row)
         if not ends and (self._factor(row) is not None or self._is_moved(row)):
-            ends = [each for each in (self._around(row),) if each >= 0]
+            around = int(self.around[row])
+            ends = [around] if around >= 0 else []
         elif not all(self._has_other_weights(each) for each in ends):
             return False
         return bool(ends) and all(self._is_smaller(each, unit, error) for each in ends)
@@ -199,12 +201,6 @@ class Doubts:
         given = given[(a.role[given] == 0) & (a.index[given] < PARAMETER_INDEX)]
         users = np.unique(self.found.owner[given])
         return [int(each) for each in users if self.leaf[each] and a.direction[each] == 0]
-
-    def _around(self, row: int) -> int:
-        above = int(self.a.parent[row])
-        while above >= 0 and not self.found.outputs.known[above]:
-            above = int(self.a.parent[above])
-        return above
 
     # --- gradients
 

@@ -36,6 +36,7 @@ class Findings:
         other = int(self.alignment.partner[row])
         mode = int(self.units.mode[unit])
         where, cause = self._details(suspect)
+        causes = [each for each in (cause, self._kernel(row)) if each is not None]
         evidence: dict[str, Any] = {
             "difference_in": suspect.source,
             "difference_out": suspect.target,
@@ -59,7 +60,7 @@ class Findings:
             local_error=None if suspect.broken else suspect.excess,
             propagated_error=None if suspect.broken else suspect.target,
             where=where,
-            cause=cause,
+            cause="; ".join(causes) or None,
             reference_name=name_of(self.b, other) if other >= 0 else None,
             reason=NOT_KNOWN,
             evidence=evidence,
@@ -124,3 +125,11 @@ class Findings:
             return None
         shown = ", ".join(f"{key} {ours.get(key)}, reference {theirs.get(key)}" for key in odd[:3])
         return f"its settings differ: {shown}"
+
+    def _kernel(self, row: int) -> str | None:
+        """Return which kernel a plan's launch is, where the reference's is another one."""
+        other = int(self.alignment.partner[row])
+        ours, theirs = self.a.kernel[row], self.b.kernel[other] if other >= 0 else -1
+        if ours < 0 or theirs < 0 or ours == theirs:
+            return None
+        return f"its kernel is {self.a.words[ours]}, the reference's {self.b.words[theirs]}"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from brickline.comparison.align import Alignment
 from brickline.comparison.likeness import NEAR
 from brickline.comparison.prints import relative_distances
-from brickline.comparison.sides import PARAMETER_INDEX, Ints, Side
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 MOST_PARTS = 4
 MOST_GROUPS = 20_000
@@ -35,8 +35,8 @@ def fused_differences(a: Side, b: Side, alignment: Alignment) -> dict[int, float
     lone_b = _lone(b, alignment.back(len(b)) < 0)
     if not lone_a or not lone_b or len(lone_a) + len(lone_b) > MOST_GROUPS:
         return {}
-    around_a = _around(a, alignment.partner >= 0)
-    around_b = _around(b, alignment.back(len(b)) >= 0)
+    around_a = a.around(alignment.partner >= 0)
+    around_b = b.around(alignment.back(len(b)) >= 0)
     theirs: dict[int, list[int]] = {}
     for row in lone_b:
         theirs.setdefault(int(around_b[row]), []).append(row)
@@ -56,16 +56,6 @@ def _lone(side: Side, free: NDArray[np.bool_]) -> list[int]:
     return [
         int(row) for row in rows if _output(side, int(row)) >= 0 and _input(side, int(row)) >= 0
     ]
-
-
-def _around(side: Side, paired: NDArray[np.bool_]) -> Ints:
-    around = side.parent.copy()
-    for _ in range(64):
-        lost = (around >= 0) & ~paired[np.maximum(around, 0)]
-        if not lost.any():
-            break
-        around[lost] = side.parent[around[lost]]
-    return around
 
 
 def _output(side: Side, row: int) -> int:

@@ -6,6 +6,7 @@ report's `next_command`. Finds nothing itself.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ import numpy as np
 
 from brickline.comparison.align import Alignment
 from brickline.comparison.conditions import all_recording_facts, recording_facts
+from brickline.comparison.ends import LaunchEnds, Output, RootEnds, ends_of
 from brickline.comparison.findings import Findings
 from brickline.comparison.judging import ORDER, Judgement, reference_covered
 from brickline.comparison.operands import Differences
-from brickline.comparison.run_pair import RunPair, name_of, problems_of, unmatched_launches
-from brickline.comparison.sides import OP, Side
+from brickline.comparison.run_pair import RunPair, launch_name, problems_of, unmatched_launches
+from brickline.comparison.sides import FLAT, OP, Side
 from brickline.comparison.suspects import Spared, Suspect
 from brickline.comparison.triage import Units, first_update
 from brickline.runs import Run
@@ -26,6 +28,16 @@ from brickline.traces import KernelTrace
 from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict, VerdictTable
 
 DECIDES = "bl.check(candidate, ..., reference=...) decides"
+PLAN_CHECK = (
+    "bl.check(candidate, reference=reference), both prepared plans: holds every launch to the "
+    "reference's on its own inputs; without reference=, to the NumPy reference of its kernel"
+)
+KERNEL_CHECK = (
+    "bl.check(candidate, *inputs, reference=reference), both functions or kernels: holds one to "
+    "the other on the same inputs"
+)
+MOST_ODD, MOST_OUTPUTS = 3, 4
+"""Inputs and outputs that are told of one by one."""
 REPLAY = "brickline check --runs executes each again where tensors were kept"
 
 
@@ -45,9 +57,9 @@ class Report:
         self.pair, self.a, self.b = pair, pair.a, pair.b
         self.alignment, self.found, self.units = alignment, found, units
         self.suspects, self.judgement, self.spared = suspects, judgement, spared
-        self.roots = np.flatnonzero(
-            (self.a.parent < 0) & (alignment.partner >= 0) & (self.a.direction == 0)
-        )
+        call = int(self.a.position[suspects[0].row]) if suspects else None
+        self.ends = ends_of(self.a, self.b, alignment, found, judgement.envelope, call)
+        self.outputs, self.odd_inputs = self.ends.outputs(), self.ends.odd_inputs()
 
     def report(self) -> DivergenceReport:
         """Return all that is said of the two runs."""
@@ -58,6 +70,7 @@ class Report:
         first = self._first_row(status)
         headline = self._headline(status, findings, coverage)
         ours, theirs = self._traces(first)
+        worst = self._worst_output()
         return DivergenceReport(
             status,
             *self.pair.names,
@@ -65,8 +78,9 @@ class Report:
             verdicts=self._table(),
             coverage=coverage,
             unmatched=tuple(unmatched_launches(self.pair, self.alignment)),
-            noise_floor=self._noise_floor(),
-            final_error=self._final_error(),
+            noise_floor=None if worst is None else worst.floor,
+            final_error=None if worst is None else worst.error,
+            outputs=max(sum(each.error is not None for each in self.outputs), 1),
             headline=headline,
             whys=tuple(self._whys(findings)),
             circumstances=self.pair.circumstances,
@@ -89,14 +103,7 @@ class Report:
         whole = coverage.complete and not self.pair.a.problems and not self.pair.b.problems
         whole &= bool(reference_covered(self.b, self.alignment).all())
         whole &= not _unobserved(self.pair.candidate) and not _unobserved(self.pair.reference)
-        return Status.MATCHED if alike and whole and not self._odd_inputs() else Status.INCONCLUSIVE
-
-    def _odd_inputs(self) -> list[int]:
-        """Return the calls of the root that were given something else."""
-        inputs, roots = self.found.inputs, self.roots
-        limit = self.judgement.envelope[roots]
-        odd = inputs.choice[roots] | inputs.resized[roots] | (inputs.delta[roots] > limit)
-        return [int(position) for position in np.unique(self.a.position[roots[odd]])]
+        return Status.MATCHED if alike and whole and not self.odd_inputs else Status.INCONCLUSIVE
 
     def _coverage(self) -> Coverage:
         outputs, partner = self.found.made, self.alignment.partner
@@ -128,26 +135,12 @@ class Report:
 
     # --- figures of the whole
 
-    def _acting_root(self) -> int | None:
-        """Return the root's call that tells the final difference."""
-        if not len(self.roots):
-            return None
-        if self.suspects:
-            position = self.a.position[self.suspects[0].row]
-            there = self.roots[self.a.position[self.roots] == position]
-            if len(there):
-                return int(there[0])
-        return int(self.roots[np.argmax(self.found.made.delta[self.roots])])
-
-    def _final_error(self) -> float | None:
-        root = self._acting_root()
-        if root is None or not self.found.made.known[root]:
-            return None
-        return float(self.found.made.delta[root])
-
-    def _noise_floor(self) -> float | None:
-        root = self._acting_root()
-        return None if root is None else float(self.judgement.envelope[root])
+    def _worst_output(self) -> Output | None:
+        """Return the output that tells the final difference; None where one is of another size."""
+        if any(each.is_lost for each in self.outputs):
+            return self.outputs[0] if isinstance(self.ends, RootEnds) else None
+        sized = [each for each in self.outputs if each.error is not None]
+        return max(sized, key=lambda each: each.error or 0.0, default=None)
 
     def _first_row(self, status: Status) -> int | None:
         """Return the launch at which the runs first part: a suspect, else other bits."""
@@ -208,24 +201,20 @@ class Report:
                 word = "is where values stop being finite"
             about = f": {first.cause}" if first.cause else ""
             call = f" in call {first.position}" if len(np.unique(self.a.position)) > 1 else ""
-            return f"{first.name}{call} {word}{about}"
+            return f"{launch_name(self.a, self.suspects[0].row)}{call} {word}{about}"
         if status is Status.MATCHED:
             same = int((self.judgement.code == 0).sum())
             rest = int(self.judgement.within.sum()) - same
             how = "to the bit" if rest <= 0 else f"{same} to the bit, {rest} within rounding"
             how = how if same else "within rounding"
             return f"all {coverage.compared} launches agree, {how}"
-        if self._odd_inputs():
-            calls = self._odd_inputs()
-            return (
-                f"the runs were given other inputs from call {calls[0]} on, so what follows cannot "
-                "be judged; record both on the same inputs"
-            )
+        if self.odd_inputs:
+            return self._given_otherwise()
         problems = problems_of(self.pair)
         if problems:
             return f"no suspect among what could be compared, but {problems[0]}"
         if self.spared is not None:
-            name = name_of(self.a, int(self.units.blamed[self.spared.unit]))
+            name = launch_name(self.a, int(self.units.blamed[self.spared.unit]))
             return f"{name} stands out, but {self.spared.reason}; {DECIDES}"
         update = first_update(self.a, self.found)
         if update is not None:
@@ -233,6 +222,13 @@ class Report:
                 f"weights differ from call {update} on that were the same before: what came of the "
                 f"gradients or the optimiser differs, and no gradient tells whose; {DECIDES}"
             )
+        alone = self._alone()
+        if alone:
+            told = (self.found.made.count > 0) & (self.alignment.partner >= 0)
+            both = f"the {coverage.compared} launches that both runs have"
+            agree = bool(self.judgement.within[told].all())
+            begin = f"{both} agree" if agree else f"no suspect among {both}"
+            return f"{begin}; {' and '.join(alone)}"
         if not coverage.complete or not reference_covered(self.b, self.alignment).all():
             return (
                 f"no suspect among what could be compared ({coverage.compared} of {coverage.total} "
@@ -243,30 +239,71 @@ class Report:
             f"{DECIDES}"
         )
 
+    def _given_otherwise(self) -> str:
+        first = self.odd_inputs[0]
+        if isinstance(self.ends, RootEnds):
+            return (
+                f"the runs were given other inputs from call {first.call} on, so what follows "
+                "cannot be judged; record both on the same inputs"
+            )
+        return f"{first.text}: what comes of it cannot be judged; run both on the same inputs"
+
+    def _alone(self) -> list[str]:
+        """Say what either side has alone: how many launches, and from where on."""
+        sides = (
+            ("the candidate", self.a, ~self.judgement.covered & (self.alignment.partner < 0)),
+            ("the reference", self.b, ~reference_covered(self.b, self.alignment)),
+        )
+        out = []
+        for who, side, lost in sides:
+            rows = np.flatnonzero(lost)
+            if len(rows):
+                name, call = launch_name(side, int(rows[0])), int(side.position[rows[0]])
+                out.append(
+                    f"{who} has {len(rows)} more without a counterpart, from {name} in call {call} "
+                    "on"
+                )
+        return out
+
     def _whys(self, findings: Sequence[Finding]) -> list[str]:
         out = []
         prefix = identical_prefix(self.alignment, self.found)
         if prefix:
-            out.append(f"the first {prefix} launches are the same to the bit")
-        odd = self._odd_inputs()
-        if odd:
-            out.append(f"the root was given other inputs in call {odd[0]}")
+            what = "first launch is" if prefix == 1 else f"first {prefix} launches are"
+            out.append(f"the {what} the same to the bit")
+        out += self._given()
         for finding, suspect in zip(findings[:3], self.suspects, strict=False):
             out.append(self._why(finding, suspect))
-        final, floor = self._final_error(), self._noise_floor()
-        if final == 0:
-            out.append("the output is the same to the bit")
-        elif final is not None and floor is not None:
-            word = "more" if final > floor else "no more"
-            out.append(
-                f"the output differs by {final:.1e}, {word} than the {floor:.1e} that rounding "
-                "may grow to"
-            )
-        return out
+        return out + self._put_out()
+
+    def _given(self) -> list[str]:
+        """Say what the candidate was given that the reference was not."""
+        # What a later call is given may be what a suspect made in an earlier one.
+        until = min((suspect.row for suspect in self.suspects), default=len(self.a) - 1)
+        last = int(self.a.position[until])
+        odd = [each.text for each in self.odd_inputs if each.call <= last][:MOST_ODD]
+        values = self.ends.odd_values() if isinstance(self.ends, LaunchEnds) else None
+        return odd if values is None or values in odd else [values, *odd]
+
+    def _put_out(self) -> list[str]:
+        """Say how what goes out differs, of many what differs most."""
+        told = self.outputs
+        if isinstance(self.ends, RootEnds):
+            return [each.text for each in told if each.error is not None]
+        if len(told) <= MOST_OUTPUTS:
+            return [each.text for each in told]
+        same = sum(each.is_same for each in told)
+        rest = [each for each in told if not each.is_same]
+        rest.sort(key=lambda each: -math.inf if each.error is None else -each.error)
+        begin = f"{same} of {len(told)} outputs are the same to the bit"
+        return [begin, *(each.text for each in rest[:MOST_OUTPUTS])]
 
     def _why(self, finding: Finding, suspect: Suspect) -> str:
         before = finding.evidence.get("before")
-        what = f"what {finding.name} hands to {before}" if before else f"{finding.name}'s output"
+        name = launch_name(self.a, suspect.row)
+        what = f"what {name} hands to {before}" if before else f"{name}'s output"
+        if self.a.level[suspect.row] == FLAT:
+            what = f"what {name} puts out"
         if suspect.broken:
             return f"{what} is not finite, and all that went in is"
         if self.units.resized[suspect.unit]:
@@ -288,6 +325,8 @@ class Report:
             return check
         if not findings:
             return None
+        if isinstance(self.ends, LaunchEnds):
+            return PLAN_CHECK if self.ends.is_plan else KERNEL_CHECK
         include = findings[0].name
         paths = [_beside(path) for path in (ours, theirs)]
         record = ", ".join(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brickline.comparison.align import Alignment
-from brickline.comparison.sides import OP, Side
+from brickline.comparison.sides import FLAT, OP, Side
 from brickline.runs import Run
 
 MOST_LISTED = 200
@@ -65,11 +65,17 @@ def unmatched_launches(pair: RunPair, alignment: Alignment | None) -> list[str]:
 
 
 def _place(side: Side, row: int) -> str:
-    text = name_of(side, row)
+    text = launch_name(side, row)
     if side.level[row] == OP:
         text += f" ({side.path(row)})"
     where = f"{text}, call {int(side.position[row])}"
     return where + (" backward" if side.direction[row] else "")
+
+
+def launch_name(side: Side, row: int) -> str:
+    """Return whose work a launch is, with its layer where its name does not tell it."""
+    layer, name = int(side.layer[row]), name_of(side, row)
+    return name if side.level[row] != FLAT or layer < 0 else f"{name} (layer {layer})"
 
 
 def name_of(side: Side, row: int) -> str:

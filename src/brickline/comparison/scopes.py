@@ -19,13 +19,7 @@ class Scope:
     def __init__(self, a: Side, b: Side, alignment: Alignment, found: Differences) -> None:
         paired = alignment.partner >= 0
         outputs = found.outputs
-        around = a.parent.copy()
-        for _ in range(64):
-            lost = (around >= 0) & ~paired[np.maximum(around, 0)]
-            if not lost.any():
-                break
-            around[lost] = a.parent[around[lost]]
-        self.around = around
+        self.around = around = a.around(paired)
         self.last = _ends(a)
         told = paired | outputs.some
         cleared = cleared_by_weights(a, b, alignment, found, around)

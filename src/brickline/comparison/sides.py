@@ -29,6 +29,8 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 PARAMETER_INDEX = 1000
 """Operands from this index on are parameters of the module itself."""
+MOST_ARGUMENTS = 62
+"""Arguments of a plan's launch of which is told whether they are ends."""
 FLAT, MODULE, OP = 0, 1, 2
 _LEVELS = {"module": MODULE, "op": OP}
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -76,6 +78,12 @@ class Side:
     params: Ints
     source: Ints
     """Part and row in it, as part << 40 | row."""
+    kernel: Ints
+    """Name and digest of the kernel of a plan's launch, -1: no plan's."""
+    entering: Ints
+    """Which inputs of a plan's launch no launch before it writes, a bit for each; -1: no plan's."""
+    results: Ints
+    """Which outputs of a plan's launch no launch after it reads, likewise."""
     first: Ints
     role: Ints
     index: Ints
@@ -104,11 +112,26 @@ class Side:
         """Return the name of a launch: its module path, or its kernel."""
         return self.words[int(self.name[row])]
 
+    def plan_of(self, row: int) -> dict[str, Any]:
+        """Return what a plan noted of a launch; empty where it is none of a plan's."""
+        found = _parsed(self.words[int(self.params[row])])
+        return found if found.get("level") == "launch" else {}
+
     def has_children(self) -> Bools:
         """Return which launches enclose others."""
         found = np.zeros(len(self), bool)
         found[self.parent[self.parent >= 0]] = True
         return found
+
+    def around(self, marked: Bools) -> Ints:
+        """Return the innermost marked launch that encloses each launch, -1: none."""
+        around = self.parent.copy()
+        for _ in range(64):
+            lost = (around >= 0) & ~marked[np.maximum(around, 0)]
+            if not lost.any():
+                break
+            around[lost] = self.parent[around[lost]]
+        return around
 
 
 def side_from_run(run: Run, words: Vocabulary) -> Side:
@@ -220,6 +243,9 @@ def _launches_of(part: Part, number: int, words: Vocabulary) -> dict[str, Any]:
         "backend": _words_of(part, rows["backend"], words),
         "params": _words_of(part, rows["params"], words),
         "source": (number << 40) + np.arange(len(rows), dtype=np.int64),
+        "kernel": _looked_up([_kernel_number(each, words) for each in documents], params_at),
+        "entering": _looked_up([_bits(each, "reads", "entering") for each in documents], params_at),
+        "results": _looked_up([_bits(each, "writes", "results") for each in documents], params_at),
         "trace": trace,
         "part": np.full(len(rows), number, np.int64),
     }
@@ -298,9 +324,33 @@ def _type_number(document: dict[str, Any], words: Vocabulary) -> int:
     return words.number(found) if isinstance(found, str) else -1
 
 
+def _kernel_number(document: dict[str, Any], words: Vocabulary) -> int:
+    found = document.get("kernel")
+    planned = document.get("level") == "launch" and isinstance(found, str)
+    return words.number(str(found)) if planned else -1
+
+
+def arguments_of(document: dict[str, Any], which: str) -> list[tuple[str, str]]:
+    """Return what a plan's launch "reads" or "writes": arguments with their buffers, in order."""
+    found = document.get(which)
+    pairs = found if isinstance(found, list) else []
+    return [
+        (str(each[0]), str(each[1])) for each in pairs if isinstance(each, list) and len(each) == 2
+    ]
+
+
+def _bits(document: dict[str, Any], which: str, ends: str) -> int:
+    """Return which arguments a plan noted as its ends, a bit for each; -1 where it noted none."""
+    noted = document.get(ends)
+    if document.get("level") != "launch" or not isinstance(noted, list):
+        return -1
+    names = [argument for argument, _ in arguments_of(document, which)][:MOST_ARGUMENTS]
+    return sum(1 << place for place, name in enumerate(names) if name in noted)
+
+
 def _empty_launches() -> dict[str, Any]:
     names = "name kind type level layer position ordinal parent direction rank brick backend"
-    names += " params source trace part"
+    names += " params source kernel entering results trace part"
     return {name: np.empty(0, np.int64) for name in names.split()}
 
 
@@ -321,7 +371,7 @@ _LAUNCH: tuple[str, ...] = (
     "parent",
     "direction",
 )
-_LAUNCH += ("rank", "brick", "backend", "params", "source")
+_LAUNCH += ("rank", "brick", "backend", "params", "source", "kernel", "entering", "results")
 _OPERAND = ("role", "index", "tensor", "dtype", "elements", "width", "form", "print")
 
 

@@ -18,7 +18,7 @@ from brickline.comparison.envelope import unit_roundoff
 from brickline.comparison.likeness import first_parameters, multiplies
 from brickline.comparison.limits import LEAN_LIMIT
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.comparison.sides import FLAT, PARAMETER_INDEX, Bools, Ints, Side, hashed
 from brickline.comparison.triage import GRAD, IN, LEAF, OUT, Units
 
 BESIDE = 2.0
@@ -461,9 +461,12 @@ def _partners(a: Side, b: Side, alignment: Alignment, operands: list[int]) -> li
 
 def _ranked(a: Side, suspects: list[Suspect]) -> list[Suspect]:
     """Return one suspect per name, solid ones by size first, then the others by ratio."""
-    first: dict[tuple[int, int], Suspect] = {}
+    first: dict[tuple[int, int, int], Suspect] = {}
     for suspect in suspects:
-        key = (int(a.name[suspect.row]), int(a.direction[suspect.row]))
+        row = suspect.row
+        # A module's name tells its layer.
+        layer = int(a.layer[row]) if a.level[row] == FLAT else -1
+        key = (int(a.name[row]), layer, int(a.direction[row]))
         first.setdefault(key, suspect)
     return sorted(first.values(), key=_rank)[:MOST]
 

@@ -34,7 +34,7 @@ def cleared_by_weights(
     # The whole that the pieces lie in, -1 where none is paired.
     whole = np.where(lost, around, np.arange(len(a)))
     lost_b = alignment.back(len(b)) < 0
-    whole_b = np.where(lost_b, _around(b, ~lost_b), np.arange(len(b)))
+    whole_b = np.where(lost_b, b.around(~lost_b), np.arange(len(b)))
     ours, sizes = _sums(a, whole, len(a))
     theirs, _ = _sums(b, whole_b, len(b))
     rows = np.flatnonzero(alignment.partner >= 0)
@@ -101,13 +101,3 @@ def _sums(side: Side, whole: Ints, count: int) -> tuple[Floats, Floats]:
     roundoffs = np.array([unit_roundoff(text) for text in side.words.texts], float)
     np.maximum.at(coarse, at, roundoffs[side.dtype[chosen]])
     return sums, EXACT + 4 * coarse / np.sqrt(np.maximum(sums[:, 0], 1.0))
-
-
-def _around(side: Side, paired: Bools) -> Ints:
-    around = side.parent.copy()
-    for _ in range(64):
-        lost = (around >= 0) & ~paired[np.maximum(around, 0)]
-        if not lost.any():
-            break
-        around[lost] = side.parent[around[lost]]
-    return around

@@ -104,6 +104,7 @@ FAULTS = {
     3: "a vector form was given a length that is no multiple of its width",
     4: "groups() was called in a block of fewer than 32 lanes; declare a local_size of 32 or more",
     5: "a block has more than 1024 lanes",
+    6: "a code of its own that does not fit 32 bits; pass block.fault a number up to 2**32 - 2",
 }
 """What Block itself reports; codes of kernels begin at 16. As in kernel.h."""
 

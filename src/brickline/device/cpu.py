@@ -246,7 +246,7 @@ class CpuDevice(Device):
 
     def compile(self, kernel: Kernel) -> Compiled:
         """Compile a kernel to a shared object."""
-        if kernel.language == "cuda":
+        if kernel.language in ("cuda", "megakernel"):
             raise DeviceError(
                 f"kernel {kernel.name} is CUDA C++, which a CPU does not run; compile it for "
                 f"CUDA:n, or write it against brickline/kernel.h"

@@ -6,6 +6,7 @@ one word of the device, which `synchronize` reads.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -57,6 +58,9 @@ class CudaDevice(Device):
             facts.max_threads_per_block,
             facts.max_shared_memory_per_block_optin,
         )
+        self.multiprocessors = int(facts.multiprocessor_count)
+        self.is_cooperative = bool(facts.cooperative_launch)
+        self.compute_capability = divmod(int(self._device.arch), 10)
         self._fault = self.allocate((1,), "u32")
         self._fault_lock = threading.Lock()
         self._write(self._fault, np.zeros(1, np.uint32))
@@ -85,9 +89,10 @@ class CudaDevice(Device):
 
     def _options(self, kernel: Kernel) -> dict[str, Any]:
         # Contraction is off where one source serves several engines; plain CUDA is left as it is.
-        toolkit = [] if kernel.language == "block" else _toolkit_headers()
+        is_ours = kernel.language in ("block", "megakernel")
+        toolkit = [] if is_ours else _toolkit_headers()
         options: dict[str, Any] = {"arch": self._architecture, "std": "c++17"}
-        if kernel.language == "block":
+        if is_ours:
             options["fma"] = False
         return options | {"include_path": [str(path) for path in (INCLUDE_DIRECTORY, *toolkit)]}
 
@@ -174,6 +179,31 @@ class CudaDevice(Device):
                 f"{self.name} cannot allocate {empty.nbytes} bytes: {error}"
             ) from error
         return empty.at(memory.address, owner=memory)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
+        """Return fresh device memory that is zero."""
+        buffer = self.allocate(shape, dtype)
+        with self._current():
+            self._check(self._driver.cuMemsetD8(buffer.address, 0, buffer.nbytes))
+        return buffer
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether everything that a stream was given is done.
+
+        Raises:
+            DeviceError: Something of it failed.
+        """
+        with self._current():
+            (status,) = self._driver.cuStreamQuery(stream)
+        if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._check((status,))
+        return True
+
+    def allocate_mapped(self, nbytes: int) -> MappedMemory:
+        """Return memory of the host, zero, that kernels read and write while they run."""
+        with self._current():
+            return MappedMemory(self, nbytes)
 
     def copy(self, target: Buffer, source: Buffer) -> None:
         """Copy between this device and the host, or within it, when all launches are done."""
@@ -265,6 +295,31 @@ class CudaEvent(Event):
         event = getattr(self, "_event", None)
         if event is not None:
             self._device._driver.cuEventDestroy(event)
+
+
+class MappedMemory:
+    """Memory of the host that kernels see, too."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self._device, driver = device, device._driver
+        flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
+        status, self._pointer = driver.cuMemHostAlloc(nbytes, flags)
+        device._check((status,))
+        status, address = driver.cuMemHostGetDevicePointer(self._pointer, 0)
+        device._check((status,))
+        self.address = int(address)
+        """As kernels see it."""
+        memory = (ctypes.c_ubyte * nbytes).from_address(int(self._pointer))
+        self.bytes: np.ndarray[Any, Any] = np.ctypeslib.as_array(memory)
+        """As the host sees it."""
+        self.bytes[:] = 0
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "_pointer", None)
+        if pointer is None or sys is None or sys.is_finalizing():
+            return
+        with self._device._current():
+            self._device._driver.cuMemFreeHost(pointer)
 
 
 class _Memory:

@@ -17,8 +17,11 @@ import numpy as np
 
 from brickline.buffers import Buffer, as_buffer
 from brickline.device.base import Device
-from brickline.errors import LaunchError, PlanError
+from brickline.errors import LaunchError, PlanError, UsageError
+from brickline.executor.room import check_room, no_room
 from brickline.plan_buffers import Storage, largest
+from brickline.plan_names import unknown_buffer
+from brickline.symbolic import Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class PlanMemory:
     Args:
         plan: Its name, for messages.
         storages: Those of the plan.
+        variables: Names of its variables, for messages.
         device: Where they go.
         bind: Arrays by the name of the storage that they are the memory of.
         alignments: Bytes that the address of a storage is a multiple of, by its number.
@@ -50,6 +54,7 @@ class PlanMemory:
         self,
         plan: str,
         storages: Sequence[Storage],
+        variables: Collection[str],
         device: Device,
         bind: Mapping[str, Any],
         alignments: Mapping[int, int],
@@ -57,6 +62,7 @@ class PlanMemory:
     ) -> None:
         self._plan = plan
         self._storages = storages
+        self._variables = variables
         self._device = device
         self._alignments = alignments
         self._written = written
@@ -65,32 +71,60 @@ class PlanMemory:
         self.buffers: list[Buffer] = []
         self._sources: dict[int, Any] = {}
         """Of arrays that could be moved under the plan, what tells so, by storage."""
-        for name in bind:
-            self.storage(name)
+        self._check_bound(bind)
         planned = [each for each in storages if each.memory is not None and each.name not in bind]
         self._planned = _overlaps((each.number, each.memory) for each in planned)
-        for storage in storages:
+        found = [self._found(each, bind.get(each.name, each.source)) for each in storages]
+        self._fresh = [
+            storage
+            for storage, source in zip(storages, found, strict=True)
+            if source is None or source.device != device.name
+        ]
+        """Those that memory of the device is allocated for."""
+        check_room(plan, self._fresh, device)
+        for storage, source in zip(storages, found, strict=True):
             given = bind.get(storage.name, storage.source)
-            self.buffers.append(self._placed(storage, given))
+            self.buffers.append(self._placed(storage, given, source))
             self._check_alignment(storage, self.buffers[-1])
         self._check_overlaps(self.buffers)
 
     def storage(self, name: str) -> Storage:
-        """Return a storage by its name."""
-        found = self._by_name.get(name)
+        """Return a storage by its name.
+
+        Raises:
+            PlanError: There is none; the message has the names that there are.
+        """
+        found = self._by_name.get(name) if isinstance(name, str) else None
         if found is None:
-            names = ", ".join(self._by_name) or "no buffers"
-            raise PlanError(f"plan {self._plan} has no buffer {name!r}; it has {names:.400}")
+            raise PlanError(unknown_buffer(self._plan, name, self._by_name, self._variables))
         return found
+
+    def _check_bound(self, bind: Mapping[str, Any]) -> None:
+        if not isinstance(bind, Mapping):
+            raise PlanError(
+                f"plan {self._plan}: expected bind as arrays by the name of their buffer, got "
+                f"{type(bind).__name__}; for example bind={{{next(iter(self._by_name), 'x')!r}: "
+                "array}"
+            )
+        for name, given in bind.items():
+            self.storage(name)
+            if given is None:
+                raise PlanError(
+                    f"plan {self._plan}, buffer {name}: expected an array in bind, got None; leave "
+                    "the name out for fresh memory, which is zero"
+                )
 
     def by_name(self) -> dict[str, Buffer]:
         """Return where each storage lies, by its name."""
         return {each.name: self.buffers[each.number] for each in self._storages}
 
-    def _placed(self, storage: Storage, given: Any) -> Buffer:
-        if given is None:
+    def _found(self, storage: Storage, given: Any) -> Buffer | None:
+        """Return the memory of what was given for a storage, if anything was."""
+        return None if given is None else self._fitting(storage, given)
+
+    def _placed(self, storage: Storage, given: Any, source: Buffer | None) -> Buffer:
+        if source is None:
             return self._allocated(storage)
-        source = self._fitting(storage, given)
         if source.device == self._device.name:
             if source.is_read_only and storage.number in self._written:
                 raise PlanError(
@@ -99,7 +133,7 @@ class PlanMemory:
                 )
             self._keep(storage, given, source)
             return source
-        target = self._device.allocate(source.shape, storage.dtype)
+        target = self._fresh_memory(storage)
         if source.nbytes and self._device.kind:  # memory of NULL has no contents
             self._device.copy(target, source)
         self.transfers.append(
@@ -108,24 +142,72 @@ class PlanMemory:
         return target
 
     def _allocated(self, storage: Storage) -> Buffer:
-        buffer = self._device.allocate(tuple(map(largest, storage.shape)), storage.dtype)
+        buffer = self._fresh_memory(storage)
         if buffer.nbytes and self._device.kind:
             self._device.copy(buffer, as_buffer(np.zeros(buffer.nbytes, np.uint8)))
         return buffer
 
-    def _fitting(self, storage: Storage, given: Any) -> Buffer:
-        where = f"plan {self._plan}, buffer {storage.name}"
+    def _fresh_memory(self, storage: Storage) -> Buffer:
         try:
-            buffer = as_buffer(given)
-        except LaunchError as error:
-            raise PlanError(f"{where}: {error}") from error
+            return self._device.allocate(tuple(map(largest, storage.shape)), storage.dtype)
+        except UsageError as error:
+            words = no_room(self._plan, storage, self._fresh, self._device)
+            raise PlanError(f"{words} ({error})") from error
+
+    def _fitting(self, storage: Storage, given: Any) -> Buffer:
+        buffer = self._memory_of(storage, given, PlanError)
         shape = tuple(map(largest, storage.shape))
         if buffer.dtype != storage.dtype or buffer.shape != shape:
+            remedy = (
+                f"convert it to {storage.dtype}, or declare the buffer as {buffer.dtype}"
+                if buffer.dtype != storage.dtype
+                else "a plan keeps the shapes that it was made for"
+            )
             raise PlanError(
-                f"{where}: expected {storage.dtype}{list(shape)}, got "
-                f"{buffer.dtype}{list(buffer.shape)}; a plan keeps the shapes that it was made for"
+                f"{self._where(storage)}: expected {storage.dtype}{list(shape)}, got "
+                f"{buffer.dtype}{list(buffer.shape)}; {remedy}"
             )
         return buffer
+
+    def _memory_of(self, storage: Storage, given: Any, refusal: type[UsageError]) -> Buffer:
+        try:
+            return as_buffer(given)
+        except LaunchError as error:
+            is_value = isinstance(given, list | tuple | int | float)
+            remedy = f"; make an array of {storage.dtype} of it" if is_value else ""
+            raise refusal(f"{self._where(storage)}: {error}{remedy}") from error
+
+    def _where(self, storage: Storage) -> str:
+        return f"plan {self._plan}, buffer {storage.name}"
+
+    def write(self, name: str, given: Any) -> None:
+        """Copy an array into a storage.
+
+        Raises:
+            PlanError: There is no such buffer, or its memory was freed or resized.
+            LaunchError: The array has another size or dtype, or the memory is read-only.
+        """
+        storage = self.storage(name)
+        self.check_moved()
+        array = np.ascontiguousarray(given) if isinstance(given, np.ndarray) else given
+        source, target = self._memory_of(storage, array, LaunchError), self.buffers[storage.number]
+        where, whole = self._where(storage), f"{target.dtype}{list(target.shape)}"
+        if source.dtype != target.dtype:
+            raise LaunchError(
+                f"{where}: expected {whole}, got {source.dtype}{list(source.shape)}; convert it to "
+                f"{target.dtype}"
+            )
+        if source.nbytes != target.nbytes:
+            varies = any(isinstance(size, Expr) for size in storage.shape)
+            room = ", with its room for the largest values" if varies else ""
+            raise LaunchError(
+                f"{where}: expected {whole}, got {source.dtype}{list(source.shape)}; a buffer is "
+                f"written as a whole{room}"
+            )
+        try:
+            self._device.copy(target, source)
+        except LaunchError as error:
+            raise LaunchError(f"{where}: {error}") from error
 
     def _keep(self, storage: Storage, given: Any, source: Buffer) -> None:
         self._sources.pop(storage.number, None)
@@ -158,7 +240,10 @@ class PlanMemory:
                 f"{source.device}: copy it with prepared.write({name!r}, array)"
             )
         if source.is_read_only and storage.number in self._written:
-            raise PlanError(f"plan {self._plan}: {name} was given read-only memory")
+            raise PlanError(
+                f"plan {self._plan}: {name} was given read-only memory, and launches write to it; "
+                "give memory that may be written"
+            )
         self._check_alignment(storage, source)
         return source
 

@@ -2,12 +2,13 @@
 
 A run takes changed variables and buffers by name; what does not change is not looked at. A run that
 fails poisons the plan until `reset`: half of its results are new and half are old. How launches
-are executed is a strategy of its own (`serial`, `parallel`, `graph`).
+are executed is a strategy of its own (`serial`, `parallel`, `graph`, `megakernel`).
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,21 +23,28 @@ from brickline.device.base import Device, fault_text, open_device
 from brickline.errors import LaunchError, PlanError
 from brickline.executor.graph import GraphExecutor
 from brickline.executor.guarding import GuardedExecutor
+from brickline.executor.megakernel.options import MegakernelOptions
+from brickline.executor.megakernel.program import ProgramExecutor
+from brickline.executor.megakernel.refusals import check_launches
+from brickline.executor.megakernel.regions import Regions
 from brickline.executor.memory import PlanMemory
+from brickline.executor.options import check_options, check_watching
 from brickline.executor.parallel import Choice, ParallelExecutor, StreamsExecutor
+from brickline.executor.refusals import Refused, limit_numbers, refusal_text
 from brickline.executor.rows import launch_rows
 from brickline.executor.serial import SerialExecutor
 from brickline.executor.watching import Watcher
+from brickline.megakernel_report import MegakernelReport
 from brickline.plan import Plan
 from brickline.plan_arguments import checked_number
-from brickline.plan_launches import SIZES, FloatVariable, Launch, written_storages
+from brickline.plan_launches import FloatVariable, Launch, written_storages
 from brickline.symbolic import Variable
 from brickline.symbolic_values import value_of
 
 if TYPE_CHECKING:
     from brickline.profiler import BrickProfiler
 
-EXECUTORS = ("serial", "parallel", "graph")
+EXECUTORS = ("serial", "parallel", "graph", "megakernel")
 LOOK_AGAIN = 4096
 """Runs after which `parallel` tries again which way is faster."""
 
@@ -59,13 +67,17 @@ def prepare(
     checked: bool = False,
     profiler: BrickProfiler | None = None,
     fingerprints: bool = False,
+    workers: int | None = None,
+    max_wall_time: float | None = None,
+    trace: bool = False,
+    lineage: bool = False,
 ) -> PreparedPlan:
     """Compile every kernel of a plan, place its memory, and return what runs.
 
     Args:
         plan: What to run.
         device: ``"CPU"``, ``"CUDA:n"``, or ``"NULL"``, which checks and executes nothing.
-        executor: "serial", "parallel" or, on CUDA, "graph".
+        executor: "serial", "parallel", "megakernel" or, on CUDA, "graph".
         bind: Memory by the name of a buffer of the plan. Default none: allocated, and zero.
         cache: Where kernels are compiled. Default the user's cache.
         threads: Most threads of "parallel" on a CPU, or streams on CUDA. Default: all cores, 4
@@ -73,9 +85,16 @@ def prepare(
         checked: Look for writes out of bounds after each launch; slow. Default False.
         profiler: Whom to tell of every launch. Default nobody.
         fingerprints: Whether the profiler also gets a fingerprint of every launch. Default False.
+        workers: Of "megakernel": how many share the blocks of launches. Default: one a core.
+        max_wall_time: Of "megakernel": seconds after which a run ends, between two items.
+            Default None: when it is done.
+        trace: Of "megakernel": whether the report has the times of every part of a launch.
+            Default False.
+        lineage: Of "megakernel": whether the report tells where outputs came from. Default False.
 
     Raises:
-        PlanError: The plan has no launches, or something that it is given does not fit.
+        PlanError: The plan has no launches, or something that it is given does not fit. What a
+            megakernel refuses has a code, such as MK101.
         CompileError: A compiler refuses a source.
         DeviceError: The device is absent.
     """
@@ -83,12 +102,25 @@ def prepare(
         raise PlanError(f"expected executor {', '.join(EXECUTORS)}, got {executor!r:.80}")
     if not plan.launches:
         raise PlanError(f"plan {plan.name} has no launches; add some with plan.launch")
+    check_options(f"plan {plan.name}", cache, checked, profiler, fingerprints)
+    mega = MegakernelOptions.checked(
+        f"plan {plan.name}",
+        executor,
+        workers=workers,
+        max_wall_time=max_wall_time,
+        trace=trace,
+        lineage=lineage,
+    )
     opened = open_device(device)
     if executor == "graph" and opened.kind != CUDA:
         raise PlanError(
-            f"executor graph is CUDA's; {opened.name} runs plans with serial or parallel"
+            f"executor graph is CUDA's; {opened.name} runs plans with serial, parallel or "
+            "megakernel"
         )
-    made = PreparedPlan(plan, opened, executor, bind or {}, cache, threads, checked)
+    if executor == "megakernel":
+        check_launches(f"plan {plan.name}", plan.launches, opened.limits.shared_bytes)
+    bound = {} if bind is None else bind
+    made = PreparedPlan(plan, opened, executor, bound, cache, threads, checked, mega)
     if profiler is not None:
         made.watch(profiler, fingerprints=fingerprints)
     return made
@@ -114,18 +146,21 @@ class PreparedPlan:
         cache: KernelCache | None,
         threads: int | None,
         checked: bool,
+        mega: MegakernelOptions,
     ) -> None:
         self.plan = plan
         self.device = device.name
         self.executor = executor
         self._device = device
         self._launches = plan.launches
-        kernels = KernelCache() if cache is None else cache
-        self._kernels = _compiled(kernels, self._launches, device)
+        self.cache = KernelCache() if cache is None else cache
+        """Where its kernels were compiled."""
+        self._kernels = _compiled(self.cache, self._launches, device)
         """What keeps the code loaded."""
         self._memory = PlanMemory(
             plan.name,
             plan.storages,
+            tuple(plan.variables),
             device,
             bind,
             _alignments(self._launches),
@@ -144,31 +179,59 @@ class PreparedPlan:
             variables=[_bounds(each) for each in plan.variables.values()],
             storages=len(plan.storages),
             launches=launch_rows(self._launches, self._kernels, self._names, self._faults),
-            limits=_limits(device),
+            limits=limit_numbers(device.limits),
         )
         for number, buffer in enumerate(self._memory.buffers):
             self._core.bind(number, buffer.address)
         self._set(self._values)
-        self._run = self._strategy(executor, threads, checked)
+        self._run = self._strategy(executor, threads, checked, mega)
         self._watcher: Watcher | None = None
 
-    def _strategy(self, executor: str, threads: int | None, checked: bool) -> Executor:
+    def _strategy(
+        self, executor: str, threads: int | None, checked: bool, mega: MegakernelOptions
+    ) -> Executor:
         if checked:
             return GuardedExecutor(self._core, self._launches, self._memory, self._device)
         if executor == "graph":
             return GraphExecutor(self._core, self.plan.name)
+        if executor == "megakernel" and self._device.kind:
+            return self._program(mega)
         if executor == "parallel" and self._device.kind == CUDA:
             return StreamsExecutor(self._core, self._device, threads)
         if executor == "parallel" and self._device.kind:
             return ParallelExecutor(self._core, threads)
         return SerialExecutor(self._core)
 
+    def _program(self, mega: MegakernelOptions) -> ProgramExecutor:
+        memory_bytes = sum(buffer.nbytes for buffer in self._memory.buffers)
+        held = (self._kernels, self._memory)
+        mine = weakref.ref(self)  # a plan that nobody has any more goes at once, with its memory
+
+        def values() -> Mapping[str, int | float]:
+            prepared = mine()
+            assert prepared is not None
+            return prepared._values
+
+        return ProgramExecutor(
+            self.plan.name,
+            self._device,
+            self.cache,
+            self._core,
+            self._launches,
+            self._kernels,
+            mega,
+            values,
+            memory_bytes,
+            held,
+        )
+
     # ------------------------------------------------------------------------------------- running
 
-    def __call__(self, *, stream: Any = None, **changes: Any) -> PreparedPlan:
+    def __call__(self, /, *unnamed: Any, stream: Any = None, **changes: Any) -> PreparedPlan:
         """Run every launch; on CUDA, enqueue them.
 
         Args:
+            *unnamed: Nothing: everything is given by name.
             stream: The stream to launch into. Default torch's current one, on CUDA.
             **changes: Variables by name, and buffers by name. They stay until they change again.
 
@@ -179,7 +242,17 @@ class PreparedPlan:
             PlanError: A name is unknown, memory does not fit or moved, or the plan is poisoned.
             SymbolicError: A value is out of its bounds. Nothing has run then.
             LaunchError: A launch failed: which one, and what had finished. The plan is poisoned.
+            DeadlineReached: max_wall_time came first; `report` is partial. The plan is poisoned.
+            DeviceHung: An item has not returned two seconds after max_wall_time. The plan does
+                not run again.
+            KeyboardInterrupt: Or what else the handler of a signal raises. No launch begins any
+                more, and the plan is poisoned.
         """
+        if unnamed:
+            raise PlanError(
+                f"plan {self.plan.name}: expected variables and buffers by name, as in "
+                f"prepared({next(iter(self._names), 'x')}=...), got {unnamed[0]!r:.80} without one"
+            )
         with self._running():
             if changes:
                 self._change(changes)
@@ -191,7 +264,9 @@ class PreparedPlan:
                     self._run.run(handle) if watcher is None else watcher.run(handle, self._runs)
                 )
             except BaseException as error:
-                self._poison = f"plan {self.plan.name} failed: {error or type(error).__name__}"
+                # A second signal may come while the text is made: Python looks for them at calls.
+                self._poison = f"plan {self.plan.name} failed"
+                self._poison = self._stopped_text(error)
                 raise
             self._runs += 1
             if not self._runs % LOOK_AGAIN and isinstance(self._run, Choice):
@@ -233,28 +308,11 @@ class PreparedPlan:
                 values[name] = value_of(variable, changes, where)
         refused = self._core.set([values[name] for name in self._names])
         if refused is not None:
-            self._refuse(*refused, values=values)
+            found = Refused(*refused)
+            launch = self._launches[found.launch]
+            words = refusal_text(launch, found, values, self._device.limits)
+            raise PlanError(f"{where} on {self.device}, {launch}: {words}")
         self._values = values
-
-    def _refuse(
-        self,
-        number: int,
-        kind: str,
-        place: int,
-        why: str,
-        value: float,
-        *,
-        values: Mapping[str, Any],
-    ) -> None:
-        given = ", ".join(f"{name}={value}" for name, value in values.items())
-        launch = self._launches[number] if number >= 0 else None
-        what = SIZES[place] if kind == "size" else f"argument {place}"
-        if launch is not None and kind == "size":
-            what = f"{what} = {launch.sizes[place]}"
-        raise PlanError(
-            f"plan {self.plan.name}, {launch}: {what} is {value} with {given} ({why}); "
-            f"{self.device} cannot launch that: pass other values"
-        )
 
     def _fail(self, done: int, code: int, number: int) -> None:
         launch = self._launches[number] if number >= 0 else None
@@ -262,9 +320,25 @@ class PreparedPlan:
             reason = f"CUDA's driver refused: {self._core.driver_text(code)}"
         else:
             reason = f"reported {fault_text(code)}"
-        finished = f"{done} of {len(self._launches)} launches had finished, their results stay"
-        self._poison = f"plan {self.plan.name} failed at {launch or 'a launch'}, which {reason}"
-        raise LaunchError(f"{self._poison}; {finished}. Call reset() before running it again")
+        place = str(launch or "a launch")
+        if isinstance(self._run, ProgramExecutor):
+            reason += f" at {self._run.failed_text()}"
+        self._poison = f"plan {self.plan.name} failed at {place}, which {reason}"
+        raise LaunchError(
+            f"{self._poison}; {self._finished_text(done)}. Call reset() before running it again"
+        )
+
+    def _stopped_text(self, error: BaseException) -> str:
+        """Return what stopped a run: an exception of Python's."""
+        run = self._run if isinstance(self._run, ProgramExecutor) else self._core
+        done = run.take_stopped()
+        reason = str(error) or type(error).__name__
+        if done is None:
+            return f"plan {self.plan.name} failed: {reason}"
+        return f"plan {self.plan.name} was stopped by {reason}; {self._finished_text(done)}"
+
+    def _finished_text(self, done: int) -> str:
+        return f"{done} of {len(self._launches)} launches had finished, their results stay"
 
     def reset(self) -> None:
         """Let a plan that failed run again, from its first launch; memory is left as it is."""
@@ -282,6 +356,9 @@ class PreparedPlan:
             LaunchError: A kernel reported a fault on the device: which launch. The plan is
                 poisoned.
         """
+        if isinstance(self._run, ProgramExecutor):
+            self._settle(self._run)
+            return
         self._device.synchronize()
         if self._faults is None:
             return
@@ -289,6 +366,44 @@ class PreparedPlan:
         if words.any():
             number = int(np.flatnonzero(words)[0])
             self._fail(number, int(words[number]), number)
+
+    def _settle(self, run: ProgramExecutor) -> None:
+        """Wait for a megakernel, and raise what became of it unless that is known."""
+        if self._poison is not None:
+            return
+        try:
+            outcome = run.settle()
+        except LaunchError as error:
+            self._poison = self._stopped_text(error)
+            raise
+        if outcome[1]:
+            self._fail(*outcome)
+
+    def stop(self) -> None:
+        """End the run that is under way in another thread, between two items.
+
+        The run raises LaunchError, and the plan is poisoned until `reset`. Where nothing runs,
+        nothing happens.
+
+        Raises:
+            PlanError: The executor is another one than "megakernel".
+        """
+        if not isinstance(self._run, ProgramExecutor):
+            raise PlanError(
+                f"plan {self.plan.name}: stop() is for executor megakernel, got {self.executor}; "
+                "prepare it so, or end a run with Ctrl-C"
+            )
+        self._run.stop()
+
+    @property
+    def report(self) -> MegakernelReport | None:
+        """What the last run did, as a megakernel; None before the first, or of other executors."""
+        return self._run.report if isinstance(self._run, ProgramExecutor) else None
+
+    @property
+    def regions(self) -> Regions | None:
+        """Which launches workers run without a wait in between; None of other executors."""
+        return self._run.regions if isinstance(self._run, ProgramExecutor) else None
 
     # -------------------------------------------------------------------------------------- memory
 
@@ -319,12 +434,7 @@ class PreparedPlan:
             PlanError: There is no such buffer.
             LaunchError: The array has another size or dtype.
         """
-        storage = self._memory.storage(name)
-        self._memory.check_moved()
-        source = as_buffer(np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array)
-        if source.dtype != storage.dtype:
-            raise LaunchError(f"buffer {name}: expected {storage.dtype}, got {source.dtype}")
-        self._device.copy(self._memory.buffers[storage.number], source)
+        self._memory.write(name, array)
 
     def read(self, name: str) -> NDArray[Any]:
         """Wait, and return a copy of a buffer of the plan.
@@ -348,14 +458,14 @@ class PreparedPlan:
                 the launches that it waited for.
             fingerprints: Whether it also gets a trace of each launch with fingerprints of what
                 went in and came out, so that two runs can be compared. Default False.
+
+        Raises:
+            PlanError: It is no profiler, there is none for the fingerprints, or the plan is
+                checked. Who watches stays.
         """
-        self._watcher = None
-        if profiler is not None and isinstance(self._run, GuardedExecutor):
-            raise PlanError(
-                f"plan {self.plan.name} is checked, which no profiler watches; prepare it once more"
-            )
-        if profiler is not None:
-            self._watcher = Watcher(self, profiler, fingerprints)
+        checked = isinstance(self._run, GuardedExecutor)
+        check_watching(f"plan {self.plan.name}", profiler, fingerprints, checked=checked)
+        self._watcher = None if profiler is None else Watcher(self, profiler, fingerprints)
 
     def __repr__(self) -> str:
         state = ", poisoned" if self._poison else ""
@@ -384,11 +494,6 @@ def _bounds(variable: Variable | FloatVariable) -> tuple[int, int, bool]:
     if isinstance(variable, FloatVariable):
         return 0, 0, True
     return variable.low, variable.high, False
-
-
-def _limits(device: Device) -> list[int]:
-    limits = device.limits
-    return [*limits.grid, *limits.block, limits.shared_bytes, limits.lanes]
 
 
 def _fault_words(device: Device, count: int) -> Buffer | None:

@@ -3,6 +3,15 @@
 Launches are run one at a time inside their bricks; those of a parallel run are timed by the core
 and told afterwards, and those of a CUDA graph are captured once more with the profiler's events
 between them. With fingerprints every launch is waited for and its memory read.
+
+A traced launch has as its params::
+
+    {"level": "launch", "plan": "mlp", "kernel": "residual_1f0c93aa",
+     "reads": [["a", "x"], ["b", "hidden"]], "writes": [["y", "y"]],
+     "entering": ["a"], "results": ["y"], "settings": {"n": 7}}
+
+`reads` and `writes` have each argument with its buffer, in the order of the trace's inputs and
+outputs; `entering` what no launch before it writes, `results` what no launch after it reads.
 """
 
 from __future__ import annotations
@@ -11,14 +20,17 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from brickline.buffers import Buffer
 from brickline.device.base import Device, open_device
 from brickline.errors import DeviceError
+from brickline.executor.megakernel.telling import tell_profiler
 from brickline.graph import TransferDirection
+from brickline.kernel import Param
 from brickline.plan_buffers import PlanBuffer
-from brickline.plan_launches import Launch, evaluated, launch_names
+from brickline.plan_launches import Launch, entering, evaluated, launch_names, results
 from brickline.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -50,6 +62,7 @@ class Watcher:
             for launch in self._launches
             if any(isinstance(each, Expr) for each in launch.work)
         ]
+        self._facts = _facts_of(prepared.plan.name, self._launches) if fingerprints else []
         self._captured: int | None = None
         self._drawn_transfers = False
 
@@ -66,15 +79,17 @@ class Watcher:
         for number in self._varying:
             self._handles[number] = self._handle(self._launches[number])
         draw = self._profiler.is_graph_enabled()
-        self._core.set_timed(draw or self._prepared.executor == "parallel")
+        overlaps = self._prepared.executor in ("parallel", "megakernel")
+        self._core.set_timed(draw or overlaps)
         if self._fingerprints:
             outcome = self._traced(stream, position)
         elif self._prepared.executor == "graph":
             outcome = self._replayed(stream)
-        elif self._prepared.executor == "parallel" and self._prepared.device == "CPU":
+        elif overlaps and self._prepared.device == "CPU":
             outcome = self._prepared._run.run(stream)
             if not outcome[1]:
                 self._tell_times()
+                self._tell_parts(position)
         else:
             outcome = self._one_by_one(stream)
         if draw and not outcome[1]:
@@ -101,6 +116,12 @@ class Watcher:
                 flops=float(flops or 0),
             )
 
+    def _tell_parts(self, position: int) -> None:
+        """Tell what each worker of a megakernel did, where that was recorded."""
+        report = self._prepared.report
+        if report is not None and report.spans is not None:
+            tell_profiler(report, self._profiler, position)
+
     def _replayed(self, stream: int) -> Outcome:
         """Replay a graph in which the profiler's events stand between the launches."""
         if self._captured is None:
@@ -125,12 +146,14 @@ class Watcher:
     # ------------------------------------------------------------------------------- fingerprints
 
     def _traced(self, stream: int, position: int) -> Outcome:
-        device = self._prepared._device
-        for launch, handle, name in zip(self._launches, self._handles, self._names, strict=True):
-            buffers = [(param, self._buffer(each)) for param, each in launch.buffers()]
+        device, values = self._prepared._device, self._prepared.values
+        for launch, handle, name, facts in zip(
+            self._launches, self._handles, self._names, self._facts, strict=True
+        ):
+            given = list(launch.buffers())
             inputs = [
-                _kept(device, buffer) if param.access.writes else buffer
-                for param, buffer in buffers
+                self._tensor(launch, param, each, changes=param.access.writes)
+                for param, each in given
                 if param.access.reads
             ]
             with handle:
@@ -143,20 +166,41 @@ class Watcher:
                 launch.layer,
                 position,
                 inputs=inputs,
-                outputs=[buffer for param, buffer in buffers if param.access.writes],
-                params={"kernel": launch.kernel.short, **launch.scalars(self._prepared.values)},
+                outputs=[
+                    self._tensor(launch, param, each)
+                    for param, each in given
+                    if param.access.writes
+                ],
+                params={**facts, "settings": launch.scalars(values)},
+                backend=self._prepared.device.partition(":")[0],
             )
         return len(self._launches), 0, -1
 
-    def _buffer(self, given: PlanBuffer) -> Buffer:
-        """Return a buffer of the plan as memory, at the values of this run."""
+    def _tensor(
+        self, launch: Launch, param: Param, given: PlanBuffer, *, changes: bool = False
+    ) -> Buffer | NDArray[Any]:
+        """Return what a launch is given, at the values of this run; a copy if that changes.
+
+        A strided view is copied to the host: its elements alone are traced.
+        """
+        values, device = self._prepared.values, self._prepared._device
+        shape = [evaluated(size, values) for size in given.shape]
+        strides = launch.strides(param, values)
+        if strides is None:
+            buffer = self._buffer(given, shape)
+            return _kept(device, buffer) if changes else buffer
+        last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        stretch = device.to_numpy(self._buffer(given, [0 if 0 in shape else last + 1]))
+        steps = [step * given.itemsize for step in strides]
+        return np.lib.stride_tricks.as_strided(stretch, shape, steps, writeable=False)
+
+    def _buffer(self, given: PlanBuffer, shape: Sequence[int]) -> Buffer:
+        """Return memory of the plan from a buffer's first element on."""
         whole = self._prepared._memory.buffers[given.storage.number]
         kind = Buffer if self._prepared.device == "CPU" else _OnDevice
-        shape = [evaluated(size, self._prepared.values) for size in given.shape]
         return kind.at_address(
             whole.address + given.offset,
-            # Of a strided view everything from its first to its last element is traced.
-            shape if given.strides is None else [given.span // given.itemsize],
+            shape,
             given.dtype,
             kind=whole.kind,
             number=whole.number,
@@ -212,6 +256,28 @@ class _OnDevice(Buffer):
             self.address, (count,), self.dtype, kind=self.kind, number=self.number, owner=self
         )
         return open_device(self.device).to_numpy(first)
+
+
+def _facts_of(plan: str, launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    """Return what a trace says of each launch, whatever the values of a run."""
+    first = entering(launches)
+    last = {(launch.number, param.name) for launch, param, _ in results(launches)}
+    found = []
+    for launch in launches:
+        named = [(param, (param.name, buffer.name)) for param, buffer in launch.buffers()]
+        numbered = [(launch.number, param.name) for param, _ in named]
+        found.append(
+            {
+                "level": "launch",
+                "plan": plan,
+                "kernel": launch.kernel.short,
+                "reads": [names for param, names in named if param.access.reads],
+                "writes": [names for param, names in named if param.access.writes],
+                "entering": [place[1] for place in numbered if place in first],
+                "results": [place[1] for place in numbered if place in last],
+            }
+        )
+    return found
 
 
 def _kept(device: Device, buffer: Buffer) -> Buffer:

@@ -38,6 +38,9 @@ class Requests:
     left_out: int
     untimed: int
     histograms: int
+    """Points of metrics."""
+    points_are: str = "histograms"
+    """What the points are called."""
 
 
 def requests_of_run(run: Run, profile: Profile, *, limit: int) -> Requests:
@@ -51,7 +54,7 @@ def requests_of_run(run: Run, profile: Profile, *, limit: int) -> Requests:
     Raises:
         UsageError: if opentelemetry-proto is not installed.
     """
-    proto = _Proto()
+    proto = Proto()
     spans = list(spans_of_run(run, limit))
     points = sum(bool(row.timed) for row in profile.brick_layers)
     points += sum(bool(step.stats.timed) for step in profile.steps.values())
@@ -73,7 +76,7 @@ def refusals(answers: Iterable[tuple[str, bytes]]) -> list[str]:
     Raises:
         ExportError: if an answer is none of OTLP's, so that nobody may have taken anything.
     """
-    proto = _Proto()
+    proto = Proto()
     said = []
     for signal, body in answers:
         part = proto.answer(signal, body)
@@ -85,7 +88,7 @@ def refusals(answers: Iterable[tuple[str, bytes]]) -> list[str]:
     return said
 
 
-class _Proto:
+class Proto:
     """The messages that are used, imported when something is exported."""
 
     def __init__(self) -> None:
@@ -123,9 +126,14 @@ class _Proto:
         ]
 
     def _value(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            values = [self._value(each) for each in value]
+            return self.common.AnyValue(array_value=self.common.ArrayValue(values=values))
+        if isinstance(value, float):
+            return self.common.AnyValue(double_value=value)
         if isinstance(value, int) and abs(value) <= MAX_INT:
             return self.common.AnyValue(int_value=value)
-        return self.common.AnyValue(string_value=_text(str(value)))
+        return self.common.AnyValue(string_value=readable(str(value)))
 
     def answer(self, signal: str, body: bytes) -> Any:
         """Return what an answer says was not taken: protobuf, as OTLP asks for, or its JSON.
@@ -153,22 +161,25 @@ class _Proto:
 
     @property
     def scope(self) -> Any:
+        """Who says all of it."""
         return self.common.InstrumentationScope(name="brickline")
 
     def spans_request(self, resource: Any, spans: list[Any]) -> bytes:
+        """Return a request with spans."""
         scoped = self.trace.ScopeSpans(scope=self.scope, spans=spans)
         group = self.trace.ResourceSpans(resource=resource, scope_spans=[scoped])
         request = self.trace_service.ExportTraceServiceRequest(resource_spans=[group])
         return bytes(request.SerializeToString(deterministic=True))
 
     def metrics_request(self, resource: Any, metrics: list[Any]) -> bytes:
+        """Return a request with metrics."""
         scoped = self.metrics.ScopeMetrics(scope=self.scope, metrics=metrics)
         group = self.metrics.ResourceMetrics(resource=resource, scope_metrics=[scoped])
         request = self.metrics_service.ExportMetricsServiceRequest(resource_metrics=[group])
         return bytes(request.SerializeToString(deterministic=True))
 
 
-def _resource(proto: _Proto, run: Run, part: Part | None) -> Any:
+def _resource(proto: Proto, run: Run, part: Part | None) -> Any:
     values: dict[str, Any] = {
         "service.name": run.name,
         "brickline.run.id": run.manifest["id"],
@@ -182,13 +193,13 @@ def _resource(proto: _Proto, run: Run, part: Part | None) -> Any:
 # Spans
 
 
-def _span_bodies(proto: _Proto, run: Run, part: PartSpans) -> Iterator[bytes]:
+def _span_bodies(proto: Proto, run: Run, part: PartSpans) -> Iterator[bytes]:
     resource = _resource(proto, run, part.part)
-    for batch in _batches(part.rows, SPANS_AT_ONCE):
+    for batch in batches(part.rows, SPANS_AT_ONCE):
         yield proto.spans_request(resource, [_span(proto, row) for row in batch])
 
 
-def _span(proto: _Proto, row: SpanRow) -> Any:
+def _span(proto: Proto, row: SpanRow) -> Any:
     on_device = row.place.device >= 0
     values = {
         "brickline.kind": row.kind.name.lower(),
@@ -206,7 +217,7 @@ def _span(proto: _Proto, row: SpanRow) -> Any:
         trace_id=row.trace_id,
         span_id=row.span_id,
         parent_span_id=row.parent_id,
-        name=_text(row.name),
+        name=readable(row.name),
         kind=proto.trace.Span.SPAN_KIND_INTERNAL,
         start_time_unix_nano=row.start_ns,
         end_time_unix_nano=row.end_ns,
@@ -217,10 +228,10 @@ def _span(proto: _Proto, row: SpanRow) -> Any:
 # Metrics
 
 
-def _metric_bodies(proto: _Proto, run: Run, profile: Profile) -> Iterator[bytes]:
+def _metric_bodies(proto: Proto, run: Run, profile: Profile) -> Iterator[bytes]:
     resource = _resource(proto, run, None)
     for name, unit, points in _metrics(proto, run, profile):
-        for batch in _batches(points, POINTS_AT_ONCE):
+        for batch in batches(points, POINTS_AT_ONCE):
             cumulative = proto.metrics.AGGREGATION_TEMPORALITY_CUMULATIVE
             shared = {"data_points": batch, "aggregation_temporality": cumulative}
             if unit == "ns":
@@ -231,7 +242,7 @@ def _metric_bodies(proto: _Proto, run: Run, profile: Profile) -> Iterator[bytes]
             yield proto.metrics_request(resource, [metric])
 
 
-def _metrics(proto: _Proto, run: Run, profile: Profile) -> Iterator[tuple[str, str, list[Any]]]:
+def _metrics(proto: Proto, run: Run, profile: Profile) -> Iterator[tuple[str, str, list[Any]]]:
     """Return name, unit and points of every metric."""
     times = _run_times(run)
     bricks = [(proto.attributes(_brick_values(row)), row) for row in profile.brick_layers]
@@ -259,7 +270,7 @@ def _metrics(proto: _Proto, run: Run, profile: Profile) -> Iterator[tuple[str, s
 
 
 def _histogram_point(
-    proto: _Proto, row: BrickStats, attributes: list[Any], times: dict[str, int]
+    proto: Proto, row: BrickStats, attributes: list[Any], times: dict[str, int]
 ) -> Any:
     found = row.histogram.to_otlp()
     return proto.metrics.ExponentialHistogramDataPoint(
@@ -298,12 +309,13 @@ def _unix_ns(text: Any) -> int | None:
     return (moment.days * 86_400 + moment.seconds) * 10**9 + moment.microseconds * 1000
 
 
-def _batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Return rows in lists of at most so many."""
     all_rows = list(rows)
     for first in range(0, len(all_rows), size):
         yield all_rows[first : first + size]
 
 
-def _text(text: str) -> str:
+def readable(text: str) -> str:
     """Return text that UTF-8 can hold; a lone surrogate becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")

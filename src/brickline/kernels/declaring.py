@@ -65,6 +65,11 @@ def source_of(*names: str) -> str:
     return "\n".join((here / f"{name}.h").read_text(encoding="utf-8") for name in names)
 
 
+def rows_of_block(count: int, rows: str) -> tuple[str, str]:
+    """Return the first row of a block that takes `count` of them, and the one after its last."""
+    return f"block_x * {count}", f"minimum((block_x + 1) * {count}, {rows})"
+
+
 def piece(index: str, size: str | int) -> tuple[str, str]:
     """Return the bytes of piece `index` of a buffer that is cut into pieces of one size."""
     return f"({index}) * {size}", f"({index} + 1) * {size}"

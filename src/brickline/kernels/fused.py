@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from brickline.kernel import Kernel, Param, Scalar
-from brickline.kernels.declaring import LONGEST, MOST_ROWS, Array, count_of, float_kind, source_of
+from brickline.kernels.declaring import (
+    LONGEST,
+    MOST_ROWS,
+    Array,
+    count_of,
+    float_kind,
+    rows_of_block,
+    source_of,
+)
 from brickline.kernels.elementwise import silu_gate_in_numpy
 from brickline.kernels.norms import rms_norm_in_numpy
 from brickline.kernels.products import gemv_in_numpy
@@ -31,7 +39,7 @@ def norm_gemv(dtype: object = "bf16", y: object = None, *, rows_per_block: int =
     kind = float_kind(dtype)
     result = kind if y is None else float_kind(y)
     taken = count_of(rows_per_block, "rows_per_block")
-    first, end = f"block_x * {taken}", f"minimum((block_x + 1) * {taken}, m)"
+    first, end = rows_of_block(taken, "m")
     row = f"n * {kind.size_bytes}"
     size = result.size_bytes
     return Kernel(
@@ -71,7 +79,7 @@ def gated_gemv(dtype: object = "bf16", *, pairs_per_block: int = 8) -> Kernel:
     """
     kind = float_kind(dtype)
     pairs = count_of(pairs_per_block, "pairs_per_block")
-    first, end = f"block_x * {pairs}", f"minimum((block_x + 1) * {pairs}, hidden)"
+    first, end = rows_of_block(pairs, "hidden")
     row, size = f"n * {kind.size_bytes}", kind.size_bytes
     return Kernel(
         "gated_gemv",
@@ -118,7 +126,7 @@ def gemv_residual(
     """
     kind = float_kind(dtype)
     taken = count_of(rows_per_block, "rows_per_block")
-    first, end = f"block_x * {taken}", f"minimum((block_x + 1) * {taken}, m)"
+    first, end = rows_of_block(taken, "m")
     row, size = f"n * {kind.size_bytes}", kind.size_bytes
     rows = (f"{first} * {size}", f"{end} * {size}")
     stream = (

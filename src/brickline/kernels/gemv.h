@@ -7,8 +7,8 @@
 BRICKLINE void gemv(Block& block, const Weight* w, const Input* x, Output* y, int64_t m,
                     int64_t n) {
     const int64_t first = block.index() * ROWS;
-    block.groups(minimum<int64_t>(ROWS, m - first), [&](Group& group, int64_t r) {
-        const float sum = group.dot(n, w + (first + r) * n, x);
-        group.once([&] { y[first + r] = Output(sum); });
+    const int64_t rows = minimum<int64_t>(ROWS, m - first);
+    block.products(w, first, rows, n, x, [&](Group& group, int64_t row, float sum) {
+        group.once([&] { y[row] = Output(sum); });
     });
 }

@@ -10,9 +10,10 @@ BRICKLINE void gemv_residual(Block& block, const Element* w, const Element* x,
                              const Element* residual, Element* y, int64_t m, int64_t n) {
 #endif
     const int64_t first = block.index() * ROWS;
-    block.groups(minimum<int64_t>(ROWS, m - first), [&](Group& group, int64_t r) {
-        const float before = float(residual[first + r]);  // asked for ahead of the weights
-        const float sum = group.dot(n, w + (first + r) * n, x);
-        group.once([&] { y[first + r] = Element(before + float(Element(sum))); });
+    const int64_t rows = minimum<int64_t>(ROWS, m - first);
+    block.rows(w, first, rows, n, [&](Group& group, int64_t row, Row<Element> weights) {
+        const float before = float(residual[row]);  // asked for ahead of the weights
+        const float sum = group.dot(n, weights, x);
+        group.once([&] { y[row] = Element(before + float(Element(sum))); });
     });
 }

@@ -10,8 +10,7 @@ BRICKLINE void norm_gemv(Block& block, const Element* w, const Element* x, const
     const int64_t rows = minimum<int64_t>(ROWS, m - first);
     const Element* const vector = normed(block, x, weight, n, eps);
     if (vector == nullptr) return;
-    block.groups(rows, [&](Group& group, int64_t r) {
-        const float sum = group.dot(n, w + (first + r) * n, vector);
-        group.once([&] { y[first + r] = Output(sum); });
+    block.products(w, first, rows, n, vector, [&](Group& group, int64_t row, float sum) {
+        group.once([&] { y[row] = Output(sum); });
     });
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from brickline.kernel import Kernel, Param, Scalar
-from brickline.kernels.declaring import LONGEST, MOST_ROWS, Array, float_kind, source_of
+from brickline.kernels.declaring import LONGEST, MOST_ROWS, Array, float_kind, piece, source_of
 
 KEPT = 4096
 """Longest row whose exponentials `softmax` keeps in shared memory: 16 KiB, which every device has
@@ -18,7 +18,7 @@ several times."""
 def rms_norm(dtype: object = "f32") -> Kernel:
     """Rows of x over the root of their mean square, times a weight per column."""
     kind = float_kind(dtype)
-    row = (f"block_x * n * {kind.size_bytes}", f"(block_x + 1) * n * {kind.size_bytes}")
+    row = piece("block_x", f"n * {kind.size_bytes}")
     return Kernel(
         "rms_norm",
         source_of("fetch", "squares", "rms_norm"),
@@ -50,7 +50,7 @@ def rms_norm_in_numpy(*, x: Array, weight: Array, rows: int, n: int, eps: float)
 def layer_norm(dtype: object = "f32") -> Kernel:
     """Rows of x less their mean, over their deviation, times a weight plus a bias per column."""
     kind = float_kind(dtype)
-    row = (f"block_x * n * {kind.size_bytes}", f"(block_x + 1) * n * {kind.size_bytes}")
+    row = piece("block_x", f"n * {kind.size_bytes}")
     return Kernel(
         "layer_norm",
         source_of("layer_norm"),
@@ -83,7 +83,7 @@ def _layer_norm(*, x: Array, weight: Array, bias: Array, rows: int, n: int, eps:
 def softmax(dtype: object = "f32") -> Kernel:
     """The softmax of every row."""
     kind = float_kind(dtype)
-    row = (f"block_x * n * {kind.size_bytes}", f"(block_x + 1) * n * {kind.size_bytes}")
+    row = piece("block_x", f"n * {kind.size_bytes}")
     return Kernel(
         "softmax",
         source_of("softmax"),

@@ -15,6 +15,7 @@ from brickline.kernels.declaring import (
     Array,
     count_of,
     float_kind,
+    rows_of_block,
     source_of,
 )
 
@@ -42,7 +43,7 @@ def gemv(
     """
     matrix, vector = float_kind(weight), float_kind(weight if x is None else x)
     result = float_kind(y)
-    first, end = f"block_x * {rows_per_block}", f"minimum((block_x + 1) * {rows_per_block}, m)"
+    first, end = rows_of_block(rows_per_block, "m")
     row_bytes = f"n * {matrix.size_bytes}"
     return Kernel(
         "gemv",
@@ -110,7 +111,7 @@ def gemm(
     matrix, rows = float_kind(weight), float_kind(weight if x is None else x)
     result = rows if y is None else float_kind(y)
     taken = count_of(rows_per_block, "rows_per_block")
-    first, end = f"block_x * {taken}", f"minimum((block_x + 1) * {taken}, n)"
+    first, end = rows_of_block(taken, "n")
     top, bottom = f"block_y * {COLUMNS}", f"minimum((block_y + 1) * {COLUMNS}, m)"
     size = result.size_bytes
     added = Param("bias", result, "n", touches=(f"{first} * {size}", f"{end} * {size}"))

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from brickline.report.error_curve import ErrorCurve, error_curve
+from brickline.report.error_curve import ErrorCurve, error_curve, placed_name
 from brickline.report.figures import Column, Look, fitting_table, percent, plain_console
 from brickline.verdicts import GUILTY, DivergenceReport, Finding, Status, Verdict
 
@@ -99,7 +99,7 @@ def headline(report: DivergenceReport) -> str:
     guilty = next((each for each in report.findings if each.verdict in GUILTY), None)
     if guilty is not None:
         word = "is wrong" if guilty.verdict is not Verdict.SUSPECT else "is the first suspect"
-        return f"{guilty.name} {word}" + (f": {guilty.cause}" if guilty.cause else "")
+        return f"{placed(guilty)} {word}" + (f": {guilty.cause}" if guilty.cause else "")
     if report.status is Status.MATCHED:
         return "Everything that was compared agrees, as far as rounding allows."
     return report.diagnosis or "Nothing was shown either way."
@@ -129,7 +129,7 @@ def _finding_table(look: Look, title: str, shown: Sequence[Finding], width: int)
     widest = max(12, width // 2 - 2)
     backward = any(each.direction != "forward" for each in shown)
     columns: list[Column[Finding]] = [
-        Column("Finding", 0, lambda row: shorten(look.plain(row.name), widest, look), left=True),
+        Column("Finding", 0, lambda row: shorten(look.plain(placed(row)), widest, look), left=True),
         Column("Verdict", 1, lambda row: _verdict(look, row.verdict), left=True),
         Column("z", 2, lambda row: figure(row.z)),
         Column("Local error", 3, lambda row: error_figure(row.local_error)),
@@ -165,9 +165,14 @@ def _details(report: DivergenceReport, look: Look) -> list[RenderableType]:
         lines = list(detail_lines(finding))
         if not lines:
             continue
-        blocks.append(_wrapped(look, finding.name, VERDICT_STYLES.get(finding.verdict, "bold")))
+        blocks.append(_wrapped(look, placed(finding), VERDICT_STYLES.get(finding.verdict, "bold")))
         blocks += [_labelled(look, label, text) for label, text in lines]
     return blocks
+
+
+def placed(finding: Finding) -> str:
+    """Return a finding's name, with its layer where the name does not tell it."""
+    return placed_name(finding.name, finding.layer_idx)
 
 
 def detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
@@ -215,9 +220,9 @@ def _curve_lines(
         if any(value is not None for value in values):
             drawn = curve.draw(values, room, unicode=look.unicode)
             yield Text(f"{label:<{indent}}{drawn}", no_wrap=True, overflow="crop")
-    at = curve.column(guilty.name, room) if guilty is not None else None
+    at = curve.column(guilty.name, room, guilty.layer_idx) if guilty is not None else None
     if guilty is not None and at is not None:
-        yield _pointer(look, guilty.name, indent + at, width)
+        yield _pointer(look, placed(guilty), indent + at, width)
 
 
 def _pointer(look: Look, name: str, at: int, width: int) -> Text:
@@ -252,7 +257,10 @@ def sentences(report: DivergenceReport) -> Iterator[str]:
         floor = report.noise_floor
         beside = "" if floor is None else f"; rounding alone makes {error_figure(floor)}"
         error = error_figure(report.final_error)
-        yield f"The final output differs by {error} (relative L2){beside}."
+        what = "The final output differs by"
+        if report.outputs > 1:
+            what = f"The largest difference of {report.outputs} final outputs is"
+        yield f"{what} {error} (relative L2){beside}."
     elif report.noise_floor is not None:
         yield f"Rounding alone makes {error_figure(report.noise_floor)} of the final output."
     coverage = report.coverage

@@ -26,6 +26,7 @@ class ErrorCurve:
     names: Sequence[str]
     local: Sequence[float | None]
     propagated: Sequence[float | None]
+    layers: Sequence[int | None] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -54,9 +55,17 @@ class ErrorCurve:
             _drawn(values[a:b], low, high, BLOCKS if unicode else PLAIN) for a, b in groups
         )
 
-    def column(self, name: str, width: int) -> int | None:
-        """Return where the op of that name is drawn, the worst where there are several, or None."""
+    def column(self, name: str, width: int, layer: int | None = None) -> int | None:
+        """Return where the op of that name is drawn, the worst where there are several, or None.
+
+        Args:
+            name: The op's.
+            width: Columns of the drawing.
+            layer: The op's layer, where several have its name. Default None: not known.
+        """
         places = [at for at, each in enumerate(self.names) if each == name]
+        if layer is not None and self.layers:
+            places = [at for at in places if self.layers[at] == layer] or places
         if not places:
             return None
         place = max(places, key=lambda at: size_of(self.local[at]))
@@ -71,9 +80,10 @@ def error_curve(table: VerdictTable, position: int | None) -> ErrorCurve:
     """
     columns = table.columns
     rows = [
-        (name, op, local, propagated)
-        for name, at, op, direction, local, propagated in zip(
+        (name, op, layer, local, propagated)
+        for name, layer, at, op, direction, local, propagated in zip(
             columns["name"],
+            columns["layer_idx"],
             columns["position"],
             columns["op"],
             columns["direction"],
@@ -84,17 +94,31 @@ def error_curve(table: VerdictTable, position: int | None) -> ErrorCurve:
         if direction != "backward" and (position is None or at is None or at == position)
     ]
     parts = [rows[place] for place in parts_of([row[0] for row in rows], [row[1] for row in rows])]
-    names, _, local, propagated = zip(*parts, strict=True) if parts else ((), (), (), ())
-    return ErrorCurve(names, local, propagated)
+    names, _, layers, local, propagated = zip(*parts, strict=True) if parts else ((),) * 5
+    return ErrorCurve(names, local, propagated, layers)
+
+
+def placed_name(name: str, layer: int | None) -> str:
+    """Return a name, with its layer where no part of the name is its number.
+
+    Example:
+        >>> placed_name("layers.3.up", 3), placed_name("RmsNorm", 3), placed_name("RmsNorm", None)
+        ('layers.3.up', 'RmsNorm (layer 3)', 'RmsNorm')
+    """
+    return name if layer is None or str(layer) in name.split(".") else f"{name} (layer {layer})"
 
 
 def parts_of(names: Sequence[str], ops: Sequence[str | None]) -> list[int]:
     """Return which rows of one call are parts, not a module that stands for several of them."""
     wholes = {whole for name in set(names) for whole in _wholes(name)}
+    classes = [name for name in names if _is_class(name)]
+    # Bricks of a plan are written so too, and there are several.
+    if len(classes) == 1 and classes[0] == names[0]:
+        wholes.add(names[0])
     return [
         place
         for place, (name, op) in enumerate(zip(names, ops, strict=True))
-        if op is not None or not (name in wholes or (not place and _is_class(name)))
+        if op is not None or name not in wholes
     ]
 
 

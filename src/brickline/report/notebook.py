@@ -18,6 +18,7 @@ from brickline.report.divergence import (
     error_figure,
     figure,
     headline,
+    placed,
     sentences,
     share_figure,
     shorten,
@@ -201,7 +202,7 @@ def _card(finding: Finding) -> Markup:
     ]
     return tag(
         "div",
-        tag("p", name_of(finding.name), " ", tag("b", str(finding.verdict), kind=kind)),
+        tag("p", name_of(placed(finding)), " ", tag("b", str(finding.verdict), kind=kind)),
         *([tag("p", measured, kind="soft")] if measured else []),
         *([tag("table", tag("tbody", *rows))] if rows else []),
         kind=f"card {kind}",
@@ -225,7 +226,9 @@ def _drawn(curve: ErrorCurve, guilty: Finding | None) -> Markup:
     groups = groups_of(len(curve.names), width // 4)
     step = width / len(groups)
     low, high = map(math.log10, curve.limits())
-    at = curve.column(guilty.name, len(groups)) if guilty is not None else None
+    at = None
+    if guilty is not None:
+        at = curve.column(guilty.name, len(groups), guilty.layer_idx)
     own: list[str] = []
     whose: list[str] = []
     spread: list[str] = []

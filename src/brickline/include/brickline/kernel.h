@@ -32,13 +32,15 @@ namespace brickline {
 
 inline constexpr uint32_t MAX_LANES = 1024;
 
-// Codes that Block itself records. A kernel's own codes are FIRST_OWN_FAULT and above.
+// Codes that Block itself records. A kernel's own codes lie between FIRST_OWN_FAULT and LAST_OWN_FAULT.
 enum Fault : uint32_t {
     FAULT_SHARED = 2,     // shared memory is used up
     FAULT_RAGGED = 3,     // a vector form was given a length that is no multiple of its width
     FAULT_NO_GROUP = 4,   // groups() in a block of fewer than 32 lanes
     FAULT_LANES = 5,      // no lane, or more than MAX_LANES; the block runs with one
+    FAULT_CODE = 6,       // fault() was given a code above LAST_OWN_FAULT, or a negative one
     FIRST_OWN_FAULT = 16,
+    LAST_OWN_FAULT = 0xfffffffe,
 };
 
 // Where a block stands and what it may use. On CUDA every lane has a copy that differs in `lane`.
@@ -56,9 +58,79 @@ struct Place {
     void* scratch;          // CUDA: SCRATCH_BYTES of shared memory, 16-byte aligned. CPU: owner of
                             // platform::memory_beyond, or null
     uint32_t* fault;        // one word for the whole launch
+    const struct RowSource* rows;  // CUDA: rows that are copied ahead, or null
+};
+
+// Rows of a matrix that a producer copies into a ring of slots ahead of the blocks that read them: a
+// chunk is as many whole rows of one block as a slot holds. Lies in shared memory; lanes only read it.
+struct RowSource {
+    unsigned char* slots;
+    uint64_t* full;        // a barrier a slot: its chunk has come
+    uint64_t* empty;       // and ARRIVALS say that it has been read
+    const void* matrix;
+    uint32_t slot_count, slot_bytes;
+    uint32_t row_bytes;
+    uint32_t rows;         // of the matrix
+    uint32_t block_rows;   // block b reads the rows from b * block_rows on
+    uint32_t chunk_rows;
+    uint32_t block_chunks;
+    uint32_t first_block;  // whose first chunk is ...
+    uint32_t first_chunk;  // ... this one of all that pass through the ring, modulo 2 * slot_count
+
+    // A group arrives once for each row that it has read, and for the first row of a chunk as often as is
+    // left. So nobody looks at chunks of which it reads nothing.
+    static constexpr uint32_t ARRIVALS = 2048;
+
+    BRICKLINE_INLINE int64_t count_of(uint32_t block) const {
+        const int64_t left = int64_t{rows} - int64_t{block} * block_rows;
+        return left < block_rows ? (left < 0 ? 0 : left) : block_rows;
+    }
+    BRICKLINE_INLINE bool has(const void* from, int64_t first, int64_t count, int64_t size_bytes,
+                              uint32_t block) const {
+        return from == matrix && size_bytes == row_bytes && first == int64_t{block} * block_rows &&
+               count == count_of(block);
+    }
+    // f(row, values) for the rows `next`, `next` + step, ... of a block, counted from its first one, by
+    // the lanes of a group. Returns the ticks that were waited for.
+    template <class F>
+    BRICKLINE_INLINE uint64_t each_row(uint32_t block, uint32_t next, uint32_t step, uint32_t lane, F f) const {
+        const uint32_t count = static_cast<uint32_t>(count_of(block));
+        const uint32_t turns = 2 * slot_count;
+        const uint32_t base = (first_chunk + (block - first_block) % turns * block_chunks) % turns;
+        uint64_t waited = 0;
+        uint32_t unseen = 0;  // chunks from the first one that this group has not seen come
+        for (; next < count; next += step) {
+            const uint32_t chunk = next / chunk_rows, begin = chunk * chunk_rows;
+            const uint32_t at = (base + chunk) % turns;
+            const uint32_t phase = at < slot_count ? 0 : 1;
+            const uint32_t slot = phase ? at - slot_count : at;
+            // A phase tells only two rounds apart: of one that is further ahead, the round before first.
+            if (chunk >= unseen + slot_count) waited += platform::wait_for_phase(full + slot, phase ^ 1);
+            waited += platform::wait_for_phase(full + slot, phase);
+            unseen = chunk + 1;
+            f(next, slots + slot * slot_bytes + (next - begin) * row_bytes);
+            platform::wait_in_group();
+            if (lane == 0)
+                platform::arrive(empty + slot, next != begin ? 1 : ARRIVALS + 1 - minimum(chunk_rows, count - begin));
+        }
+        return waited;
+    }
+};
+
+// A row that Block::rows hands out.
+template <class T>
+struct Row {
+    const T* from;
+    bool is_near;  // in the memory of the block itself
+    BRICKLINE_INLINE const T& operator[](int64_t i) const { return from[i]; }
 };
 
 namespace detail {
+
+// A code as the launch's word of 32 bits holds it. One that does not fit becomes another, never 0.
+BRICKLINE_INLINE uint32_t fault_word(uint64_t code) {
+    return code <= LAST_OWN_FAULT ? static_cast<uint32_t>(code) : uint32_t{FAULT_CODE};
+}
 
 // Whether simd.h knows the inner product of A and B.
 template <class A, class B>
@@ -69,6 +141,21 @@ template <>
 inline constexpr bool HAS_DOT_ROUNDS<bf16, bf16> = true;
 
 }  // namespace detail
+
+// A lane's share of a vector that it multiplies with many rows, in registers.
+template <class A, class B>
+struct Held {
+    static constexpr int W = WIDEST<A>;
+    static constexpr int PARTS = 64 / W;  // 64 values a lane
+    // Of the vector, where the order of the products is that of reduce_vector<W>.
+    static constexpr int64_t LENGTH = sizeof(A) == 2 && sizeof(B) == 2 ? 64 * GROUP_LANES : 0;
+
+    BRICKLINE_INLINE Held(const B* vector, uint32_t lane) {
+        BRICKLINE_UNROLL
+        for (int k = 0; k < PARTS; ++k) part[k] = widened(load<W>(vector + (k * GROUP_LANES + lane) * W));
+    }
+    Vector<float, W> part[PARTS];
+};
 
 // 32 lanes that work on one row. Made by Block::groups.
 class Group : public detail::Reductions<Group> {
@@ -126,13 +213,44 @@ public:
         }
     }
 
+    // The same of a row that Block::rows hands out.
+    template <class A, class B>
+    BRICKLINE_INLINE float dot(int64_t n, Row<A> a, const B* b) {
+        if constexpr (!platform::ONE_THREAD)
+            if (a.is_near && n % WIDEST<A> == 0) return dot_from<A>(n, a, b);
+        return dot(n, a.from, b);
+    }
+
+    // And with a vector that is held.
+    template <class A, class B>
+    BRICKLINE_INLINE float dot(Row<A> a, const Held<A, B>& b) const {
+        constexpr int W = Held<A, B>::W;
+        Vector<float, W> sums = {};
+        BRICKLINE_UNROLL
+        for (int first = 0; first < Held<A, B>::PARTS; first += BATCH) {
+            Vector<A, W> batch[BATCH];
+            BRICKLINE_UNROLL
+            for (int k = 0; k < BATCH; ++k)
+                batch[k] = fetch<W>(a, ((first + k) * int64_t{GROUP_LANES} + m_lane) * W);
+            BRICKLINE_UNROLL
+            for (int k = 0; k < BATCH; ++k) {
+                const Vector<float, W> left = widened(batch[k]);
+                BRICKLINE_UNROLL
+                for (int i = 0; i < W; ++i) sums[i] = sums[i] + left[i] * b.part[first + k][i];
+            }
+        }
+        return combined(sums);
+    }
+
     template <class F>
     BRICKLINE_INLINE void once(F f) {
         if (m_lane == 0) f();
     }
 
     BRICKLINE_INLINE void sync() { platform::wait_in_group(); }
-    BRICKLINE_INLINE void fault(uint32_t code) { platform::set_if_zero(m_fault, code); }
+    BRICKLINE_INLINE void fault(uint64_t code) {
+        platform::set_if_zero(m_fault, detail::fault_word(code));
+    }
 
 private:
     static constexpr int BATCH = 4;  // 64 bytes a lane: 32 warps then have 64 KiB under way
@@ -142,35 +260,53 @@ private:
     template <class A, class B, int W>
     static BRICKLINE_INLINE void accumulate_products(Vector<float, W>& sums, const Vector<A, W>& a,
                                                      const Vector<B, W>& b) {
+        const Vector<float, W> left = widened(a), right = widened(b);
         BRICKLINE_UNROLL
-        for (int k = 0; k < W; ++k) sums[k] = sums[k] + float(a[k]) * float(b[k]);
+        for (int k = 0; k < W; ++k) sums[k] = sums[k] + left[k] * right[k];
     }
 
     // The products of up to BATCH vectors of `a`, a group's stride apart, the first at i. All of
     // their loads are under way before the first is used: left to itself, a compiler saves
     // registers and waits for every one.
-    template <bool WHOLE, int W, class A, class B>
-    BRICKLINE_INLINE void accumulate_batch(Vector<float, W>& sums, int64_t i, int64_t n, const A* a,
+    template <bool WHOLE, int W, class A, class From, class B>
+    BRICKLINE_INLINE void accumulate_batch(Vector<float, W>& sums, int64_t i, int64_t n, From a,
                                            const B* b) const {
         Vector<A, W> batch[BATCH];
         BRICKLINE_UNROLL
         for (int k = 0; k < BATCH; ++k)
-            if (WHOLE || i + k * STRIDE<W> < n) batch[k] = stream<W>(a + i + k * STRIDE<W>);
+            if (WHOLE || i + k * STRIDE<W> < n) batch[k] = fetch<W>(a, i + k * STRIDE<W>);
         BRICKLINE_UNROLL
         for (int k = 0; k < BATCH; ++k)
             if (WHOLE || i + k * STRIDE<W> < n)
                 accumulate_products(sums, batch[k], load<W>(b + i + k * STRIDE<W>));
     }
 
+    template <int W, class A>
+    static BRICKLINE_INLINE Vector<A, W> fetch(const A* from, int64_t i) { return stream<W>(from + i); }
+    template <int W, class A>
+    static BRICKLINE_INLINE Vector<A, W> fetch(Row<A> from, int64_t i) {
+        return platform::load_near<Vector<A, W>>(from.from + i);
+    }
+
     template <class A, class B>
     BRICKLINE_INLINE float dot_together(int64_t n, const A* a, const B* b) const {
+        return dot_from<A>(n, a, b);
+    }
+
+    template <class A, class From, class B>
+    BRICKLINE_INLINE float dot_from(int64_t n, From a, const B* b) const {
         constexpr int W = WIDEST<A>;
-        auto add = [](float x, float y) { return x + y; };
         Vector<float, W> sums = {};
         int64_t i = int64_t{m_lane} * W;
         for (; i + (BATCH - 1) * STRIDE<W> < n; i += BATCH * STRIDE<W>)
-            accumulate_batch<true>(sums, i, n, a, b);
-        if (i < n) accumulate_batch<false>(sums, i, n, a, b);
+            accumulate_batch<true, W, A>(sums, i, n, a, b);
+        if (i < n) accumulate_batch<false, W, A>(sums, i, n, a, b);
+        return combined(sums);
+    }
+
+    template <int W>
+    BRICKLINE_INLINE float combined(const Vector<float, W>& sums) const {
+        auto add = [](float x, float y) { return x + y; };
         const uint32_t all = detail::mask_of(GROUP_LANES);
         const float sum = detail::combine_lanes(detail::combine_partials(sums, add), m_lane,
                                                 GROUP_LANES, all, add);
@@ -212,6 +348,11 @@ public:
     BRICKLINE_INLINE int64_t index(int axis = 0) const { return m_place.index[axis]; }
     BRICKLINE_INLINE int64_t blocks(int axis = 0) const { return m_place.blocks[axis]; }
     BRICKLINE_INLINE int64_t lanes() const { return m_place.lanes; }
+
+    // For who executes blocks: whether rows that were copied ahead were asked for, and the ticks that
+    // they were waited for.
+    BRICKLINE_INLINE bool has_rows() const { return m_has_rows; }
+    BRICKLINE_INLINE uint64_t waited() const { return m_waited; }
 
     // f(i) for every i in [0, n).
     template <class F>
@@ -258,6 +399,40 @@ public:
         }
     }
 
+    // f(group, row, values) for the rows [first, first + count) of a matrix with n columns, each by a
+    // group of 32 lanes; `values` is the row, a Row<T>. In a megakernel that knows what its blocks
+    // stream, rows are copied ahead of the block that reads them. Every group sees every call. Ends
+    // without a sync.
+    template <class T, class F>
+    BRICKLINE_INLINE void rows(const T* matrix, int64_t first, int64_t count, int64_t n, F f) {
+        if constexpr (!platform::ONE_THREAD) {
+            const RowSource* const source = m_place.rows;
+            if (source && !m_has_rows &&
+                source->has(matrix, first, count, n * int64_t{sizeof(T)}, m_place.index[0]))
+                return rows_ahead<T>(*source, first, f);
+        }
+        groups(count, [&](Group& group, int64_t k) {
+            f(group, first + k, Row<T>{matrix + (first + k) * n, false});
+        });
+    }
+
+    // f(group, row, sum) for the same rows: the inner product of each with a vector, as Group::dot has it.
+    template <class A, class B, class F>
+    BRICKLINE_INLINE void products(const A* matrix, int64_t first, int64_t count, int64_t n, const B* vector,
+                                   F f) {
+        if constexpr (!platform::ONE_THREAD && Held<A, B>::LENGTH != 0) {
+            if (m_place.rows && n == Held<A, B>::LENGTH) {
+                const Held<A, B> held(vector, m_place.lane % GROUP_LANES);
+                return rows(matrix, first, count, n, [&](Group& group, int64_t row, Row<A> values) {
+                    f(group, row, values.is_near ? group.dot(values, held) : group.dot(n, values, vector));
+                });
+            }
+        }
+        rows(matrix, first, count, n, [&](Group& group, int64_t row, Row<A> values) {
+            f(group, row, group.dot(n, values, vector));
+        });
+    }
+
     // f() by one lane.
     template <class F>
     BRICKLINE_INLINE void once(F f) {
@@ -289,8 +464,11 @@ public:
         return found;
     }
 
-    // Records a code other than 0 for the launch. The first one stays; the kernel goes on.
-    BRICKLINE_INLINE void fault(uint32_t code) { platform::set_if_zero(m_place.fault, code); }
+    // Records a code for the launch, which raises when it has ended. The first one stays; the kernel
+    // goes on. 0 records nothing, and a code above LAST_OWN_FAULT or below 0 records FAULT_CODE.
+    BRICKLINE_INLINE void fault(uint64_t code) {
+        platform::set_if_zero(m_place.fault, detail::fault_word(code));
+    }
 
     // Adds to memory that other lanes and blocks add to, in no particular order: its parameter
     // declares accumulate="add". float, double and integers of 32 and 64 bits.
@@ -298,6 +476,19 @@ public:
     BRICKLINE_INLINE void atomic_add(T* to, T value) { platform::atomic_add(to, value); }
 
 private:
+    template <class T, class F>
+    BRICKLINE_INLINE void rows_ahead(const RowSource& source, int64_t first, F& f) {
+        m_has_rows = true;
+        const uint32_t groups = m_place.lanes / GROUP_LANES;
+        const uint32_t mine = m_place.lane / GROUP_LANES, lane = m_place.lane % GROUP_LANES;
+        if (mine >= groups) return;
+        Group group(lane, m_place.fault);
+        m_waited += source.each_row(m_place.index[0], mine, groups, lane,
+                                    [&](uint32_t row, const unsigned char* values) {
+            f(group, first + row, Row<T>{reinterpret_cast<const T*>(values), true});
+        });
+    }
+
     template <int W, class F>
     BRICKLINE_INLINE void each_whole(int64_t n, F& f) {
         if constexpr (platform::ONE_THREAD) {
@@ -371,6 +562,8 @@ private:
     Place m_place;
     uint32_t m_used;  // bytes of shared memory handed out
     uint32_t m_turn;  // the set of scratch that the next reduction uses
+    bool m_has_rows = false;
+    uint64_t m_waited = 0;
 };
 
 }  // namespace brickline

@@ -87,6 +87,22 @@ BRICKLINE_INLINE To load_streamed(const void* from) {
     copy_bits(to, words);
     return to;
 }
+// From shared memory.
+template <class To>
+BRICKLINE_INLINE To load_near(const void* from) {
+    static_assert(sizeof(To) % 16 == 0, "it is read in accesses of 16 bytes");
+    Words<To> words;
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(from));
+    int k = 0;
+    BRICKLINE_UNROLL
+    for (uint4& word : words.word)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                     : "r"(address + 16 * k++));
+    To to;
+    copy_bits(to, words);
+    return to;
+}
 template <class From>
 BRICKLINE_INLINE void store(void* to, const From& from) {
     Words<From> words;
@@ -136,6 +152,52 @@ BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
 }
 BRICKLINE_INLINE void wait_in_group() { __syncwarp(); }
 
+// A barrier in shared memory that takes turns between two phases: arrivals fill one, and who waits for
+// it goes on when it is full. Returns the ticks that were waited for.
+BRICKLINE_INLINE bool is_phase_over(uint64_t* barrier, uint32_t phase) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t is_over;
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is_over)
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
+        : "memory");
+    return is_over;
+#else
+    return true;
+#endif
+}
+// The same without giving up the thread's turn: to be the first who sees it.
+BRICKLINE_INLINE bool is_phase_over_now(uint64_t* barrier, uint32_t phase) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t is_over;
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is_over)
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
+        : "memory");
+    return is_over;
+#else
+    return true;
+#endif
+}
+BRICKLINE_INLINE uint64_t wait_for_phase(uint64_t* barrier, uint32_t phase) {
+    if (is_phase_over(barrier, phase)) return 0;
+    const uint64_t begin = clock64();
+    while (!is_phase_over(barrier, phase)) {}
+    return clock64() - begin;
+}
+BRICKLINE_INLINE void arrive(uint64_t* barrier, uint32_t count) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+                 "r"(count)
+                 : "memory");
+#endif
+}
+
 // The value of the lane that is `distance` further on in a group; `present` has a bit per lane.
 template <class T>
 BRICKLINE_INLINE T from_lane_after(const T& value, uint32_t distance, uint32_t present) {
@@ -174,6 +236,54 @@ BRICKLINE_INLINE void atomic_add(T* to, T value) { atomicAdd(to, value); }
 BRICKLINE_INLINE void atomic_add(int64_t* to, int64_t value) {  // two's complement wraps alike
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
+
+// Words that several workers and the host share. `load` acquires, `store` releases, what reads and
+// writes at once does both; `peek` and `poke` order nothing. In the scope of the whole machine, because
+// the host may hold the other end.
+struct Atomics {
+    static BRICKLINE_INLINE uint32_t load(const uint32_t* word) {
+        uint32_t value;
+        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        return value;
+    }
+    static BRICKLINE_INLINE void store(uint32_t* word, uint32_t value) {
+        asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+    }
+    static BRICKLINE_INLINE uint32_t peek(const uint32_t* word) {
+        uint32_t value;
+        asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        return value;
+    }
+    static BRICKLINE_INLINE void poke(uint32_t* word, uint32_t value) {
+        asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+    }
+    // Whether the word was `expected`, and is `value` now.
+    static BRICKLINE_INLINE bool replace(uint32_t* word, uint32_t expected, uint32_t value) {
+        uint32_t found;
+        asm volatile("atom.acq_rel.sys.cas.b32 %0, [%1], %2, %3;"
+                     : "=r"(found)
+                     : "l"(word), "r"(expected), "r"(value)
+                     : "memory");
+        return found == expected;
+    }
+    // These return what the word was before.
+    static BRICKLINE_INLINE uint32_t add(uint32_t* word, uint32_t value) {
+        uint32_t found;
+        asm volatile("atom.acq_rel.sys.add.u32 %0, [%1], %2;"
+                     : "=r"(found)
+                     : "l"(word), "r"(value)
+                     : "memory");
+        return found;
+    }
+    static BRICKLINE_INLINE uint32_t exchange(uint32_t* word, uint32_t value) {
+        uint32_t found;
+        asm volatile("atom.acq_rel.sys.exch.b32 %0, [%1], %2;"
+                     : "=r"(found)
+                     : "l"(word), "r"(value)
+                     : "memory");
+        return found;
+    }
+};
 
 BRICKLINE_INLINE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 BRICKLINE_INLINE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
@@ -245,6 +355,8 @@ BRICKLINE_INLINE To load(const void* from) {
 }
 template <class To>
 BRICKLINE_INLINE To load_streamed(const void* from) { return load<To>(from); }
+template <class To>
+BRICKLINE_INLINE To load_near(const void* from) { return load<To>(from); }
 template <class From>
 BRICKLINE_INLINE void store(void* to, const From& from) {
     constexpr int ALIGNED = sizeof(From) < 16 ? sizeof(From) : 16;
@@ -257,6 +369,8 @@ BRICKLINE_INLINE void prefetch(const void* from, uint32_t) { __builtin_prefetch(
 // One thread has nobody to wait for, and no lane to ask.
 BRICKLINE_INLINE void wait_at(uint32_t, uint32_t) {}
 BRICKLINE_INLINE void wait_in_group() {}
+BRICKLINE_INLINE uint64_t wait_for_phase(uint64_t*, uint32_t) { return 0; }
+BRICKLINE_INLINE void arrive(uint64_t*, uint32_t) {}
 template <class T>
 BRICKLINE_INLINE T from_lane_after(const T& value, uint32_t, uint32_t) { return value; }
 template <class T>
@@ -298,6 +412,33 @@ BRICKLINE_INLINE void atomic_add(T* to, T value) {
     } while (!__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
 }
+
+// As above. What reads and writes at once is also in one order with all others that do, so that who
+// goes to sleep and who has work for him see each other.
+struct Atomics {
+    static BRICKLINE_INLINE uint32_t load(const uint32_t* word) {
+        return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    }
+    static BRICKLINE_INLINE void store(uint32_t* word, uint32_t value) {
+        __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    }
+    static BRICKLINE_INLINE uint32_t peek(const uint32_t* word) {
+        return __atomic_load_n(word, __ATOMIC_RELAXED);
+    }
+    static BRICKLINE_INLINE void poke(uint32_t* word, uint32_t value) {
+        __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    }
+    static BRICKLINE_INLINE bool replace(uint32_t* word, uint32_t expected, uint32_t value) {
+        return __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_SEQ_CST,
+                                           __ATOMIC_ACQUIRE);
+    }
+    static BRICKLINE_INLINE uint32_t add(uint32_t* word, uint32_t value) {
+        return __atomic_fetch_add(word, value, __ATOMIC_SEQ_CST);
+    }
+    static BRICKLINE_INLINE uint32_t exchange(uint32_t* word, uint32_t value) {
+        return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);
+    }
+};
 
 BRICKLINE_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 BRICKLINE_INLINE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

@@ -69,6 +69,7 @@ def divergence_document(report: DivergenceReport) -> dict[str, Any]:
         "headline": named(headline(report), MAX_TEXT),
         "estimated": ESTIMATED if estimated else None,
         "final_error": report.final_error,
+        "outputs": report.outputs,
         "noise_floor": report.noise_floor,
         "whys": _lines(report.whys),
         "next_command": report.next_command and named(report.next_command, 4 * MAX_TEXT),

@@ -23,7 +23,7 @@
     const others = data.findings_count - data.guilty_count;
     const final = number(data.final_error), floor = number(data.noise_floor), list = [];
     const beyond = known(final) && known(floor) && floor > 0 ? final / floor : null;
-    if (final !== null) list.push({ label: "Final output differs by", value: verdicts.about(final, data.estimated), note: final === 0 ? "the same to the bit" : `relative L2${data.estimated ? ", estimated from fingerprints" : ""}` });
+    if (final !== null) list.push({ label: data.outputs > 1 ? `Worst of ${count(data.outputs)} outputs differs by` : "Final output differs by", value: verdicts.about(final, data.estimated), note: final === 0 ? "the same to the bit" : `relative L2${data.estimated ? ", estimated from fingerprints" : ""}` });
     if (final !== null || floor !== null) list.push({ label: data.estimated ? "Rounding may grow to" : "Rounding alone makes", value: verdicts.error(floor),
       note: floor === null ? "the report holds no noise floor" : beyond === null ? "the noise floor" : beyond > 1 ? `the difference is ${times(beyond)} times that` : "the difference is no more than that" });
     list.push({ label: "Compared", value: data.total ? covered() : "nothing", note: data.total ? `${count(data.compared)} of ${count(data.total)} ops or launches` : "there was nothing to compare" });

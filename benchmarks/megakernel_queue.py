@@ -1,0 +1,225 @@
+"""Claims: a queue of a megakernel costs little for an item on two cores, and beats thread pools.
+
+* Items that do nothing, from submission to report: at most 0.5 us each, 2 million a second; as
+  submissions of 64 blocks. Submissions of one block, each with memory and hazards of its own, are
+  printed beside it: there the host that plans and publishes them is what takes the time.
+* Items of 10 us against `concurrent.futures.ThreadPoolExecutor` and joblib's threads, which call
+  the same compiled function with the GIL released: at most the time of the faster one.
+* A chain of items that wait for one another: what a hop costs; no target.
+
+Wall time of the whole process on two cores: workers are threads, and so is whoever feeds them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import harness
+import numpy as np
+from harness import Claim
+
+import brickline as bl
+from brickline.cache import KernelCache
+from brickline.executor.megakernel.queue import Megakernel
+
+MOST_US = 0.5
+CORES = 2
+NOTHING = bl.Kernel(
+    "nothing",
+    "BRICKLINE void nothing(Block& block, const int32_t* x, int32_t* y, int64_t blocks) {}",
+    [bl.Param("x", "i32", 1), bl.Param("y", "i32", 1, "write"), bl.Scalar("blocks", low=1)],
+    global_size="blocks",
+    pure=False,
+)
+BUSY = bl.Kernel(
+    "busy",
+    """BRICKLINE void busy(Block& block, float* y, int64_t rounds) {
+           float value = y[0];
+           for (int64_t i = 0; i < rounds; ++i) value = value * 0.999f + 0.5f;
+           y[0] = value;
+       }""",
+    [bl.Param("y", "f32", 1, "read-write"), bl.Scalar("rounds", high=2**40)],
+    local_size=32,
+)
+
+
+class Launch(ctypes.Structure):
+    """brickline_launch of launch.h."""
+
+    _fields_ = (
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("lanes", ctypes.c_uint32 * 3),
+        ("first", ctypes.c_uint64),
+        ("last", ctypes.c_uint64),
+        ("shared", ctypes.c_void_p),
+        ("shared_bytes", ctypes.c_uint64),
+        ("fault", ctypes.c_void_p),
+    )
+
+
+def _seconds(call: Callable[[], object], repeats: int) -> list[float]:
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def nothing(blocks: int, items: int, repeats: int) -> dict[str, Any]:
+    """Items that do nothing, from the first submission to the report."""
+    count = items // blocks
+    part = max(1, 16_384 // blocks)
+    x, y = np.zeros((part, 1), np.int32), np.zeros((part, 1), np.int32)
+    with Megakernel("CPU", [NOTHING], workers=CORES, slots=1 << 16) as mega:
+
+        def feed() -> None:
+            left = count
+            while left:
+                now = min(part, left)
+                mega.submit_many("nothing", [x[:now]], [y[:now]], [blocks])
+                left -= now
+            report = mega.drain()
+            assert report.items_processed == count * blocks, report
+
+        feed()
+        times = _seconds(feed, repeats)
+    per_item = [1e6 * each / (count * blocks) for each in times]
+    figure = statistics.median(per_item)
+    return Claim(
+        f"queue: an item that does nothing, {count:,} submissions of {blocks} blocks",
+        figure,
+        "us",
+        MOST_US if blocks > 1 else None,
+        note=f"{1 / figure:.2f} million items a second; {harness.spread(per_item, 3)} us",
+    ).as_dict()
+
+
+def _rounds_of(seconds: float) -> int:
+    """Return how many rounds of `busy` take so long, on one core."""
+    launch = KernelCache().get_or_compile(BUSY).launch
+    y = np.zeros(1, np.float32)
+    best = min(_seconds(lambda: launch(y, 100_000), 20))
+    return max(1, round(100_000 * seconds / best))
+
+
+def _calls(count: int, rounds: int) -> tuple[list[Callable[[], None]], list[Any]]:
+    """Return calls of the compiled function without the GIL, each with memory of its own."""
+    program = KernelCache().get_or_compile(BUSY).program
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(program.function)
+    calls, kept = [], [program]
+    for _ in range(count):
+        y, fault = np.zeros(1, np.float32), ctypes.c_uint32(0)
+        values = [ctypes.c_void_p(y.ctypes.data), ctypes.c_int64(rounds)]
+        pointers = (ctypes.c_void_p * 2)(*(ctypes.addressof(each) for each in values))
+        launch = Launch(ctypes.addressof(pointers), (1, 1, 1), (32, 1, 1), 0, 1)
+        launch.fault = ctypes.addressof(fault)
+        kept.append((y, fault, values, pointers, launch))
+        calls.append(partial(function, ctypes.addressof(launch)))
+    return calls, kept
+
+
+def beside_pools(items: int, repeats: int) -> dict[str, Any]:
+    """Independent items of 10 us."""
+    rounds = _rounds_of(10e-6)
+    memory = np.zeros((items, 1), np.float32)
+    calls, kept = _calls(items, rounds)
+    alone = min(_seconds(lambda: [call() for call in calls], 3)) / items
+    with (
+        Megakernel("CPU", [BUSY], workers=CORES, slots=1 << 16) as mega,
+        ThreadPoolExecutor(CORES) as pool,
+    ):
+
+        def queued() -> None:
+            mega.submit_many("busy", writes=[memory], params=[rounds])
+            assert mega.drain().items_processed == items
+
+        def pooled() -> None:
+            for future in [pool.submit(call) for call in calls]:
+                future.result()
+
+        joblib_seconds, why = _joblib(calls)
+        ours, pools, libs = [], [], []
+        for _ in range(repeats):
+            ours += _seconds(queued, 1)
+            pools += _seconds(pooled, 1)
+            if joblib_seconds is not None:
+                libs.append(joblib_seconds())
+    del kept
+    own, pool_time = statistics.median(ours), statistics.median(pools)
+    lib_time = statistics.median(libs) if libs else None
+    fastest = min(each for each in (pool_time, lib_time) if each is not None)
+    return Claim(
+        f"queue: {items:,} independent items of 10 us on two cores",
+        own / fastest,
+        "of the faster pool's time",
+        1.0,
+        {
+            "ThreadPoolExecutor": pool_time / fastest,
+            "joblib, threads": None if lib_time is None else lib_time / fastest,
+        },
+        f"{1e6 * own / items:.2f} us an item; one after the other through ctypes "
+        f"{1e6 * alone:.2f} us, ThreadPoolExecutor {1e6 * pool_time / items:.2f} us{why}",
+    ).as_dict()
+
+
+def _joblib(calls: list[Callable[[], None]]) -> tuple[Callable[[], float] | None, str]:
+    try:
+        from joblib import Parallel, delayed
+    except ImportError:
+        return None, "; joblib is not installed"
+
+    def measure() -> float:
+        with Parallel(n_jobs=CORES, backend="threading") as parallel:
+            return _seconds(lambda: parallel(delayed(call)() for call in calls), 1)[0]
+
+    return measure, ""
+
+
+def chain(items: int, repeats: int) -> dict[str, Any]:
+    """Items that each wait for the one before: what a hop costs."""
+    rounds = 1
+    memory = np.zeros(1, np.float32)
+    with Megakernel("CPU", [BUSY], workers=CORES, slots=1 << 16) as mega:
+
+        def feed() -> None:
+            mega.submit_many("busy", writes=[memory], params=[rounds], count=items)
+            assert mega.drain().items_processed == items
+
+        feed()
+        times = _seconds(feed, repeats)
+    figure = 1e6 * statistics.median(times) / items
+    return Claim(
+        f"queue: a chain of {items:,} submissions, each waiting for the one before",
+        figure,
+        "us a hop",
+        None,
+    ).as_dict()
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Measure every claim of this file."""
+    repeats = 3 if quick else 9
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:CORES])
+    try:
+        return [
+            nothing(64, 2_000_000 if not quick else 400_000, repeats),
+            nothing(1, 1_000_000 if not quick else 200_000, repeats),
+            beside_pools(20_000 if not quick else 5_000, repeats),
+            chain(50_000 if not quick else 10_000, repeats),
+        ]
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main(run, None, __doc__))

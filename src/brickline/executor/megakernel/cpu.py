@@ -1,0 +1,131 @@
+"""A plan on workers of the host: the engine of the core, and what it leaves behind, as arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brickline import _core
+from brickline.executor.megakernel.tables import TASK, WAIT
+from brickline.megakernel_progress import FAULT, PROGRESS, RECORD
+from brickline.plan_launches import Launch
+
+
+class CpuEngine:
+    """Runs all launches of a plan on threads that share out the blocks.
+
+    Args:
+        core: The launches with their arguments.
+        launches: The plan's.
+        ops: The place of each launch's kernel among all.
+        joined: Whether each launch is of the region of the one before it.
+        workers: How many share the blocks. Default None: one for each core.
+        trace: Whether parts of launches are recorded as they are executed.
+        held: What items use, code and memory; it stays for good where one never returns.
+    """
+
+    execution_mode = "threads"
+    after_a_hang = (
+        "its thread cannot be ended and may still write to the plan's memory, which stays; this "
+        "plan does not run again: end the process, or prepare it with other memory"
+    )
+
+    def __init__(
+        self,
+        core: _core.PlanCore,
+        launches: Sequence[Launch],
+        ops: Sequence[int],
+        joined: Sequence[bool],
+        workers: int | None,
+        trace: bool,
+        held: object,
+    ) -> None:
+        self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        self._trace = trace
+        rows = [
+            {"op": op, "arguments": len(launch.arguments), "joined": is_joined}
+            for launch, op, is_joined in zip(launches, ops, joined, strict=True)
+        ]
+        self._core = _core.MegaCpuCore(core, rows, self.workers, held)
+
+    def run(self, deadline_ns: int, delay_seed: int, stream: int = 0) -> dict[str, Any]:
+        """Run every item; return what came of it. A host has no streams."""
+        return self._core.run(deadline_ns, self._trace, delay_seed)
+
+    def outcome(self) -> dict[str, Any]:
+        """Return what came of the last run."""
+        return self._core.outcome()
+
+    def stop(self) -> None:
+        """End the run that is under way, each worker after the item that it is at."""
+        self._core.stop()
+
+    def take_stopped(self) -> int | None:
+        """Return how many launches were finished when a signal ended a run; told once."""
+        return self._core.take_stopped()
+
+    def refresh(self) -> str | None:
+        """Follow the plan's variables and addresses; return why it cannot be run, if so."""
+        return self._core.refresh()
+
+    @property
+    def structure_version(self) -> int:
+        """Counts changes of the tables but for arguments."""
+        return self._core.structure_version
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether an item of a run never returned."""
+        return self._core.is_dead
+
+    def telemetry(self) -> dict[str, int]:
+        """Return what the last run moved: nothing, memory is the host's."""
+        return {"bytes_uploaded": 0, "bytes_read_back": 0}
+
+    # ------------------------------------------------------------------------------------- tables
+
+    def tasks(self) -> NDArray[Any]:
+        """Return a row for each launch."""
+        return np.frombuffer(self._core.table("tasks"), TASK)
+
+    def waits(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the launches that each one waits for: first places and one more, and launches."""
+        tasks = self.tasks()
+        begin = np.append(tasks["first_wait"], tasks["waits"][-1:] + tasks["first_wait"][-1:])
+        return begin.astype(np.int64), np.frombuffer(self._core.table("waits"), WAIT)["task"]
+
+    def lists(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return where the list of each worker begins and one more, and the launches of all."""
+        begin = np.frombuffer(self._core.table("list_begin"), np.uint32)
+        return begin, np.frombuffer(self._core.table("lists"), np.uint32)
+
+    # ----------------------------------------------------------------------------- of the last run
+
+    def progress(self) -> NDArray[Any]:
+        """Return what each worker has done."""
+        return np.frombuffer(self._core.table("progress"), PROGRESS)
+
+    def faults(self) -> NDArray[Any]:
+        """Return the first fault of each launch."""
+        return np.frombuffer(self._core.table("faults"), FAULT)
+
+    def items_done(self) -> NDArray[Any]:
+        """Return how many items of each launch were executed without a fault."""
+        return np.frombuffer(self._core.table("items_done"), np.uint64).astype(np.int64)
+
+    def records(self) -> list[NDArray[Any]] | None:
+        """Return what each worker recorded, entry by entry; None without a trace."""
+        if not self._trace:
+            return None
+        rows = np.frombuffer(self._core.table("records"), RECORD)
+        begin, position = self.lists()[0], self.progress()["position"]
+        # Entries that a worker did not come to are empty.
+        return [rows[first : first + count] for first, count in zip(begin, position, strict=False)]
+
+    def ends(self) -> list[tuple[bool, bool]]:
+        """Return of each launch whether it is finished, and whether part of it was skipped."""
+        return self._core.ends()

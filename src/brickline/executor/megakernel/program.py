@@ -1,0 +1,294 @@
+"""ProgramExecutor: a prepared plan as one program of items that workers share out and execute.
+
+Workers walk static lists and wait for each other by counters; nothing of Python or of a host stands
+between two launches. A fault keeps what depends on it from running, and nothing else. Decides
+regions, words what went wrong, and makes the report; how items are run is an engine's matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from brickline import _core
+from brickline.cache import CachedKernel, KernelCache
+from brickline.device.base import Device, fault_text
+from brickline.errors import DeadlineReached, DeviceHung, InternalError, LaunchError
+from brickline.executor.megakernel.cpu import CpuEngine
+from brickline.executor.megakernel.cuda import CudaEngine
+from brickline.executor.megakernel.flow import flow_of, last_writers
+from brickline.executor.megakernel.options import MegakernelOptions
+from brickline.executor.megakernel.proving import RACE, Prover
+from brickline.executor.megakernel.refusals import refusal
+from brickline.executor.megakernel.regions import Regions, find_regions
+from brickline.executor.megakernel.tables import JOINED
+from brickline.megakernel_progress import NO_TASK
+from brickline.megakernel_report import MegakernelReport
+from brickline.plan_launches import Launch
+from brickline.plan_words import counted
+
+
+class ProgramExecutor:
+    """Runs a plan on workers: threads of the host, or blocks of one launch on CUDA.
+
+    Args:
+        name: The plan's, for reports and messages.
+        device: Where it runs.
+        cache: Where a megakernel for CUDA is compiled.
+        core: The launches with their arguments.
+        launches: The plan's.
+        kernels: The compiled kernel of each.
+        options: What was asked for.
+        values: Returns the values of the plan's variables at the next run.
+        memory_bytes: Of all buffers.
+        held: What items use: code and memory.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        cache: KernelCache,
+        core: _core.PlanCore,
+        launches: Sequence[Launch],
+        kernels: Sequence[CachedKernel],
+        options: MegakernelOptions,
+        values: Callable[[], Mapping[str, int | float]],
+        memory_bytes: int,
+        held: object,
+    ) -> None:
+        began = time.perf_counter_ns()
+        self._name = name
+        self._device = device
+        self._cache = cache
+        self._core = core
+        self._kernels = kernels
+        self._values = values
+        self._held = held
+        self._launches = launches
+        self._options = options
+        self._memory_bytes = memory_bytes
+        self.delay_seed = 0
+        """Other than 0, workers dawdle at random before items and signals, for tests."""
+        places: dict[str, tuple[int, str]] = {}
+        for launch in launches:
+            places.setdefault(launch.kernel.digest, (len(places), launch.kernel.name))
+        self._ops = [places[launch.kernel.digest][0] for launch in launches]
+        self._op_names = [kernel for _, kernel in places.values()]
+        self.regions: Regions = find_regions(launches)
+        self.engine = self._made()
+        self._prover = Prover(launches)
+        self._proved = 0
+        self._ran = False
+        self._report: MegakernelReport | None = None
+        if not self.engine.refresh():
+            self._prove()
+        self._plan_ns = time.perf_counter_ns() - began
+
+    def _made(self) -> CpuEngine | CudaEngine:
+        options = self._options
+        if self._device.kind == _CUDA:
+            return CudaEngine(
+                self._core,
+                self._launches,
+                self._kernels,
+                self._ops,
+                self.regions.joined,
+                self._device,
+                self._cache,
+                where=f"plan {self._name}",
+                workers=options.workers,
+                trace=options.trace,
+            )
+        return CpuEngine(
+            self._core,
+            self._launches,
+            self._ops,
+            self.regions.joined,
+            options.workers,
+            options.trace,
+            self._held,
+        )
+
+    def _prove(self) -> None:
+        """See that no worker waits for ever and no item races with another, at these values.
+
+        Where the proof cannot follow why launches are joined, they are not.
+        """
+        while (breach := self._prover.breach(self.engine, self._values())) is not None:
+            code, launch, other = breach
+            if code != RACE or not self.regions.joined[launch]:
+                raise InternalError(
+                    f"plan {self._name}: MK{code}: {self._launches[launch]} beside launch {other} "
+                    "cannot be run as it was planned; please report this"
+                )
+            detail = f"blocks beside those of launch {other}, at {dict(self._values())}"
+            self.regions = self.regions.without(launch, detail)
+            self.engine = self._made()
+            self.engine.refresh()
+        self._proved = self.engine.structure_version
+
+    def run(self, stream: int) -> tuple[int, int, int]:
+        """Run every item; return how many launches are done, an error's code, and which failed.
+
+        On CUDA a run without a deadline is enqueued; `settle` tells what came of it.
+
+        Raises:
+            DeadlineReached: The deadline came first.
+            LaunchError: `stop` was called, or the machine gives no threads.
+            DeviceHung: An item has not returned two seconds after the deadline.
+            PlanError: A launch has more blocks than a worker can count.
+            InternalError: The tables could not be proved right. Nothing has run.
+        """
+        if self.engine.is_dead:
+            raise self._hung("an earlier run left an item that has not returned")
+        self._report, self._ran = None, False
+        problem = self.engine.refresh()
+        if problem:
+            raise refusal("MK105", f"plan {self._name}", problem)
+        if self._proved != self.engine.structure_version:
+            self._prove()
+        self._ran = True
+        outcome = self.engine.run(self._options.deadline_ns, self.delay_seed, stream)
+        if outcome["problem"]:
+            self._ran = False
+            raise LaunchError(f"nothing was run: {outcome['problem']}")
+        return self._ended(outcome)
+
+    def settle(self) -> tuple[int, int, int]:
+        """Wait for the last run; return and raise what `run` does."""
+        return self._ended(self.engine.outcome()) if self._ran else (0, 0, -1)
+
+    def _ended(self, outcome: dict[str, Any]) -> tuple[int, int, int]:
+        if outcome["state"] == "hung":
+            raise self._hung("an item has not returned")
+        if outcome["state"] == "stopped":
+            raise self._stopped(outcome)
+        return outcome["done"], outcome["code"], outcome["where"]
+
+    def stop(self) -> None:
+        """End the run that is under way in another thread, each worker after its item."""
+        self.engine.stop()
+
+    def take_stopped(self) -> int | None:
+        """Return how many launches were finished when a signal ended a run; told once."""
+        return self.engine.take_stopped()
+
+    # ------------------------------------------------------------------------------------- words
+
+    def failed_text(self) -> str:
+        """Say which item of the last run faulted, and what was not run because of it."""
+        outcome = self.engine.outcome()
+        skipped = sum(is_skipped for _, is_skipped in self.engine.ends())
+        words = f"item {outcome['block']}"
+        if skipped:
+            waits = "waits for it was" if skipped == 1 else "wait for it were"
+            words += f", so that {counted(skipped, 'launch')} that {waits} not run"
+        return words
+
+    def _stopped(self, outcome: dict[str, Any]) -> LaunchError:
+        items = outcome["items"] + outcome["remaining"]
+        account = (
+            f"{outcome['items']} of {items} items were executed and {outcome['remaining']} remain; "
+            f"{outcome['done']} of {len(self._launches)} launches had finished, their results "
+            "stay, and the report tells more"
+        )
+        if outcome["reason"] == "deadline":
+            limit = self._options.max_wall_time
+            return DeadlineReached(f"max_wall_time of {limit} s came first: {account}")
+        return LaunchError(f"stop() ended the run: {account}")
+
+    def _hung(self, what: str) -> DeviceHung:
+        """Return the error of a worker that does not come back: its item, and who waits for it."""
+        progress, tasks = self.engine.progress(), self.engine.tasks()
+        stuck = [number for number, row in enumerate(progress) if row["state"] == _HUNG]
+        waiting = [
+            (number, row)
+            for number, row in enumerate(progress)
+            if row["state"] != _HUNG and row["missing"] != NO_TASK
+        ]
+        worker = stuck[0]
+        at = progress[worker]
+        number = int(at["task"])
+        item = self._first_block(tasks[number], worker) + int(at["blocks"])
+        words = [
+            f"{what}: item {item} of {self._launches[number]}, on worker {worker}, with "
+            f"max_wall_time={self._options.max_wall_time} s"
+        ]
+        words += [
+            f"worker {other} waits for {self._launches[row['missing']]}, of which {row['arrived']} "
+            f"of {tasks[row['missing']]['parts']} parts have come"
+            for other, row in waiting
+        ]
+        words.append(self.engine.after_a_hang)
+        missing = int(waiting[0][1]["missing"]) if waiting else None
+        return DeviceHung("; ".join(words), number, item, worker, missing)
+
+    def _first_block(self, task: Any, worker: int) -> int:
+        part = (worker - int(task["first_worker"])) % self.engine.workers
+        return int(task["blocks"]) * part // int(task["parts"])
+
+    # ------------------------------------------------------------------------------------ report
+
+    @property
+    def report(self) -> MegakernelReport | None:
+        """What the last run did, made when it is asked for; None before the first."""
+        if self._report is None and self._ran:
+            self._report = self._reported()
+        return self._report
+
+    def _reported(self) -> MegakernelReport:
+        engine, outcome = self.engine, self.engine.outcome()
+        tasks, done = engine.tasks(), engine.items_done()
+        bricks = sorted({launch.brick for launch in self._launches})
+        columns = {
+            "op": self._ops,
+            "items": tasks["blocks"],
+            "region": np.cumsum((tasks["flags"] & JOINED) == 0) - 1,
+            "brick": [bricks.index(launch.brick) for launch in self._launches],
+            "layer": [-1 if each.layer is None else each.layer for each in self._launches],
+            "done": done,
+        }
+        began = time.perf_counter_ns()
+        is_traced = self._options.lineage
+        flow = flow_of(self._launches) if is_traced else None
+        outputs = last_writers(self._launches) if is_traced else {}
+        lineage_ns = time.perf_counter_ns() - began if is_traced else None
+        faults = engine.faults()
+        codes = np.unique(faults["code"][faults["code"] != 0]).tolist()
+        return MegakernelReport.of_program(
+            name=self._name,
+            device=self._device.name,
+            ops=self._op_names,
+            tasks=columns,
+            progress=engine.progress(),
+            wall_time_ns=outcome["end_ns"] - outcome["asked_ns"],
+            bricks=bricks,
+            records=engine.records(),
+            faults=faults,
+            fault_words={code: fault_text(code) for code in codes},
+            waits=engine.waits(),
+            flow=flow,
+            outputs=outputs,
+            telemetry={
+                **engine.telemetry(),
+                "sync_points": 1,
+                "execution_mode": engine.execution_mode,
+                "peak_memory_bytes": self._memory_bytes,
+            },
+            queue_plan_ns=self._plan_ns,
+            queue_publish_ns=outcome["begin_ns"] - outcome["asked_ns"],
+            backend_dispatch_ns=outcome["end_ns"] - outcome["begin_ns"],
+            lineage_ns=lineage_ns,
+            items_faulted=outcome["items"] - int(done.sum()),
+            began_unix_ns=time.time_ns() - (_core.monotonic_ns() - outcome["begin_ns"]),
+        )
+
+
+_HUNG = 3
+"""MegaState::Hung."""
+_CUDA = 2
+"""Kind of a device whose workers are blocks."""

@@ -1,0 +1,741 @@
+"""Megakernel: a queue of kernels that workers execute while it is fed.
+
+Workers are threads that live as long as the queue; every block of a submission is an item of its
+own. What a submission waits for follows from the memory that it reads and writes, byte by byte, in
+the order of submission. Whoever submits checks, plans and publishes; see ``megakernel_queue.h`` for
+what happens then.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from brickline import _core
+from brickline.buffers import Buffer, as_buffer
+from brickline.cache import KernelCache
+from brickline.device.base import Device, open_device
+from brickline.executor.megakernel.queue_arguments import QueueOp, check_kernel
+from brickline.executor.megakernel.queue_refusals import column_text, hung_error, refusal
+from brickline.executor.megakernel.queue_report import Period, queue_report
+from brickline.executor.refusals import limit_numbers
+from brickline.kernel import Kernel, Scalar
+from brickline.megakernel_report import MegakernelReport
+from brickline.megakernel_tables import TaskState
+
+MAX_WORKERS, MAX_SLOTS = 255, 1 << 24
+_CPU = 1
+_FOREVER = math.inf
+_STATES = (None, TaskState.DONE, TaskState.FAULTED, TaskState.SKIPPED, TaskState.NOT_RUN)
+
+
+class Priority(IntEnum):
+    """How urgent a submission is."""
+
+    CRITICAL = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+    IDLE = 4
+
+
+class _Held:
+    """Memory of submissions that are not finished, by the number of a batch's first submission."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[Buffer]] = {}
+        self.nbytes = 0
+        self._uses: dict[tuple[int, int], int] = {}
+
+    def more_with(self, buffers: Sequence[Buffer]) -> int:
+        """Return the bytes of buffers that are not held yet."""
+        new = {(each.address, each.nbytes) for each in buffers} - self._uses.keys()
+        return sum(nbytes for _, nbytes in new)
+
+    def hold(self, batch: int, buffers: list[Buffer]) -> None:
+        self.batches[batch] = buffers
+        for each in buffers:
+            key = (each.address, each.nbytes)
+            uses = self._uses.get(key, 0)
+            self._uses[key] = uses + 1
+            if not uses:
+                self.nbytes += each.nbytes
+
+    def release(self, batch: int) -> None:
+        for each in self.batches.pop(batch, ()):
+            key = (each.address, each.nbytes)
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key]
+                self.nbytes -= each.nbytes
+
+
+_kept_for_ever: list[object] = []
+"""What threads that hang may still write to."""
+
+
+class Megakernel:
+    """Workers that execute submissions in any order that their memory allows.
+
+    Use it from one thread at a time; `stop` may come from any. Between a submission and the moment
+    at which it is done, its memory belongs to the workers.
+
+    Example:
+        >>> import numpy as np
+        >>> from brickline.kernels.catalog import residual
+        >>> a, b, y = np.ones(8, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)
+        >>> with Megakernel("CPU", [residual()], workers=1) as mega:
+        ...     number = mega.submit("residual", {"a": a, "b": b}, {"y": y}, {"n": 8})
+        ...     report = mega.drain()
+        >>> report.items_processed, float(y[0])
+        (1, 2.0)
+    """
+
+    def __init__(
+        self,
+        device: str | Device = "CPU",
+        ops: Sequence[Kernel] | Mapping[str, Kernel] = (),
+        *,
+        workers: int | None = None,
+        slots: int = 1 << 16,
+        memory_budget: int | None = None,
+        retry_codes: Sequence[int] = (),
+        retry_limit: int = 3,
+        trace: bool = False,
+        lineage: bool = False,
+        dedupe: bool = True,
+        cache: KernelCache | None = None,
+        name: str = "queue",
+        delay_seed: int = 0,
+    ) -> None:
+        """Compile the ops and start the workers.
+
+        Args:
+            device: ``"CPU"``.
+            ops: Kernels written against Block; by name, or under their own names.
+            workers: Threads. Default None: one for each core that this process may use.
+            slots: Most items that are submitted and not finished. Default 65,536.
+            memory_budget: Most bytes of the queue's tables and of the memory of unfinished
+                submissions together. Default None: no bound.
+            retry_codes: Faults after which an item is tried again. Its op must then be one that
+                can be executed twice. Default none.
+            retry_limit: How often an item is tried again before it is faulted. Default 3.
+            trace: Whether every item is recorded with its times. Default False.
+            lineage: Whether the report tells whose values each submission read. Default False.
+            dedupe: Whether submissions of one batch that compute the same into the same memory are
+                executed once, where their kernel is pure. Default True.
+            cache: Where kernels are compiled. Default the user's cache.
+            name: What reports call it.
+            delay_seed: Other than 0 makes workers dawdle at random, to shake out races.
+
+        Raises:
+            QueueError: An option or a kernel does not fit.
+            CompileError: A compiler refuses a source.
+        """
+        self.name = _checked_name(name)
+        where = f"megakernel {name}"
+        opened = open_device(device)
+        if opened.kind != _CPU:
+            raise refusal(
+                "MK511", f"{where}, device", f"expected CPU, got {opened.name}; queues run there"
+            )
+        cores = len(os.sched_getaffinity(0))
+        self.workers = _count(where, "workers", cores if workers is None else workers, MAX_WORKERS)
+        self.slots = _count(where, "slots", slots, MAX_SLOTS)
+        limit = _count(where, "retry_limit", retry_limit, 1 << 20, least=0)
+        codes = [_count(where, "retry_codes", code, 2**32 - 2) for code in retry_codes]
+        self.memory_budget = (
+            None if memory_budget is None else _count(where, "memory_budget", memory_budget, 2**62)
+        )
+        if cache is not None and not isinstance(cache, KernelCache):
+            raise refusal("MK511", f"{where}, cache", f"expected a KernelCache, got {cache!r:.80}")
+        kernels = _named_kernels(where, ops)
+        most = max(len(kernel.signature) for kernel in kernels.values())
+        tables = _core.mega_queue_bytes(self.slots, self.workers, most)
+        if self.memory_budget is not None and tables > self.memory_budget:
+            raise refusal(
+                "MK504",
+                f"{where}, memory_budget",
+                f"{self.slots} slots take {tables} bytes, got a budget of {self.memory_budget}; "
+                "pass fewer slots, or a larger memory_budget",
+            )
+        compiler = KernelCache() if cache is None else cache
+        before = compiler.statistics.compilations
+        self._ops = {
+            each: QueueOp(number, each, compiler.get_or_compile(kernel, opened))
+            for number, (each, kernel) in enumerate(kernels.items())
+        }
+        self._is_warm = compiler.statistics.compilations == before
+        self._limits = limit_numbers(opened.limits)
+        self._trace, self._lineage = bool(trace), bool(lineage)
+        self._core = _core.MegaQueueCore(
+            [op.row() for op in self._ops.values()],
+            self._limits,
+            {
+                "workers": self.workers,
+                "slots": self.slots,
+                "retry_limit": limit,
+                "retry_codes": codes,
+                "recorded": self._trace,
+                "lineage": self._lineage,
+                "dedupe": bool(dedupe),
+                "delay_seed": delay_seed,
+                "grace_ns": 1_500_000_000,
+            },
+        )
+        self._lock = threading.Lock()
+        self._batch: list[Buffer] | None = None
+        self._pending = 0
+        self._held = _Held()
+        self._period = Period(launches=1)
+        self._is_closed = False
+        self._end = weakref.finalize(self, _shut, self._core, self._held, list(self._ops.values()))
+
+    # ---------------------------------------------------------------------------------- submitting
+
+    def submit(
+        self,
+        op: str,
+        reads: Any = None,
+        writes: Any = None,
+        params: Any = None,
+        *,
+        priority: Priority | int | str = Priority.NORMAL,
+        wait: bool = True,
+    ) -> int:
+        """Submit one launch; each of its blocks is an item.
+
+        Args:
+            op: Which one.
+            reads: Arrays that it reads alone, by name or in the order of the kernel's parameters.
+            writes: Arrays that it writes, those that it also reads among them.
+            params: Scalars, by name or in order.
+            priority: "critical", "high", "normal", "low" or "idle". Default "normal".
+            wait: Whether to wait for room where slots or memory_budget are used up. Default True.
+
+        Returns:
+            The number of the submission.
+
+        Raises:
+            QueueError: It is refused; nothing was submitted.
+            DeviceHung: An item of another submission never returned.
+        """
+        self._begin("submit")
+        try:
+            known, where = self._op(op)
+            level = _priority(where, priority)
+            given = known.place(where, reads, writes, params)
+            columns, held = known.columns(where, given, None)
+            number = self._append(known, where, 1, columns, held, level, given)
+            if self._batch is None:
+                number = self._publish(where, held, wait=wait)
+            return number
+        finally:
+            self._lock.release()
+
+    def submit_many(
+        self,
+        op: str,
+        reads: Any = None,
+        writes: Any = None,
+        params: Any = None,
+        *,
+        count: int | None = None,
+        priority: Any = Priority.NORMAL,
+        wait: bool = True,
+    ) -> range:
+        """Submit many launches of one op at once: all of them, or none.
+
+        Args:
+            op: Which one.
+            reads: As of `submit`; of each parameter an array with a first axis more, whose rows are
+                the submissions' memory, a list of arrays, or one array for all submissions.
+            writes: As reads.
+            params: Scalars, each a number for all submissions or an array with one for each.
+            count: How many. Default None: as many as the first column has.
+            priority: One for all, or an array of numbers from 0, critical, to 4, idle.
+            wait: As of `submit`.
+
+        Returns:
+            The numbers of the submissions.
+
+        Raises:
+            QueueError: One of them is refused; nothing was submitted.
+            DeviceHung: An item of another submission never returned.
+        """
+        with self._using("submit_many"):
+            known, where = self._op(op)
+            given = known.place(where, reads, writes, params)
+            if count is None:
+                total = known.count_of(where, given)
+            else:
+                total = _count(where, "count", count, MAX_SLOTS, least=0)
+            level = _priorities(where, priority, total)
+            columns, held = known.columns(where, given, total)
+            if not total:
+                return range(self._core.next, self._core.next)
+            number = self._append(known, where, total, columns, held, level, given)
+            if self._batch is None:
+                number = self._publish(where, held, wait=wait)
+            return range(number, number + total)
+
+    @contextmanager
+    def batch(self, *, wait: bool = True) -> Iterator[None]:
+        """Collect submissions, and publish them together at the end: all of them, or none.
+
+        Where the block raises, or a submission in it is refused, nothing is submitted.
+
+        Args:
+            wait: As of `submit`.
+        """
+        with self._using("batch"):
+            if self._batch is not None:
+                raise refusal("MK510", self._where, "a batch is being collected; end it first")
+            self._batch = []
+        try:
+            yield
+        except BaseException:
+            self._core.discard()
+            self._batch, self._pending = None, 0
+            raise
+        with self._using("batch"):
+            held, self._batch = self._batch, None
+            if held is not None and self._core.pending:
+                self._publish(f"{self._where}, a batch", held, wait=wait)
+
+    # ------------------------------------------------------------------------------------- waiting
+
+    def drain(
+        self, max_wall_time: float | None = None, *, outputs: Mapping[str, Any] | None = None
+    ) -> MegakernelReport:
+        """Wait until everything is done, and return what happened.
+
+        The report is of all that was submitted since the last one that found the queue empty. Where
+        the time is up, workers leave after the item that each is at, and the report is partial:
+        what remains is executed when something is submitted or drained again.
+
+        Args:
+            max_wall_time: Seconds, above 0. Default None: for ever; an op that never returns is
+                then not noticed.
+            outputs: Arrays by a name, so that a complete report tells who wrote them; needs
+                lineage=True.
+
+        Raises:
+            QueueError: The time is no time, or another thread uses the queue.
+            DeviceHung: An item has not returned 1.5 s after the time was up. The engine is dead.
+        """
+        with self._using("drain", stopped=True):
+            seconds = _seconds(f"{self._where}, max_wall_time", max_wall_time)
+            named = self._outputs(outputs)
+            ended = "stopped" if self._core.state == "stopped" else self._core.drain(seconds)
+            return self._report(ended, named)
+
+    def wait(self, number: int, timeout: float | None = None) -> TaskState | None:
+        """Wait for one submission.
+
+        Args:
+            number: As `submit` returned it.
+            timeout: Seconds. Default None: for ever.
+
+        Returns:
+            What became of it; None where it is not finished when the time is up.
+
+        Raises:
+            QueueError: There is no such submission.
+            DeviceHung: Workers did not leave after a stop.
+        """
+        with self._using("wait"):
+            found = operator.index(number)
+            if not 0 <= found < self._core.next:
+                raise refusal(
+                    "MK513", self._where, f"expected a number below {self._core.next}, got {found}"
+                )
+            seconds = _seconds(f"{self._where}, timeout", timeout)
+            if self._core.wait(found, seconds) == "hung":
+                raise self._hung()
+            self._release()
+            return _STATES[self._core.state_of(found)]
+
+    def stop(self) -> None:
+        """Make workers leave for good, each after the item that it is at. From any thread.
+
+        `report` then tells what was done and what was not. Nothing can be submitted any more.
+        """
+        if self.state not in ("closed", "foreign"):
+            self._core.stop()
+
+    def report(self) -> MegakernelReport:
+        """Return what has happened since the last report that found the queue empty.
+
+        Waits for workers that were told to stop; of a running queue, use `drain`.
+
+        Raises:
+            QueueError: Workers are running, and something is open.
+            DeviceHung: A worker does not leave.
+        """
+        with self._using("report", stopped=True):
+            state = self._core.state
+            if state == "running" and self._core.open:
+                raise refusal(
+                    "MK510", self._where, "workers are running; call drain(), or stop() first"
+                )
+            ended = self._core.join() if state == "stopped" else "done"
+            return self._report("expired" if state == "expired" else ended, None)
+
+    def clear(self) -> MegakernelReport:
+        """Make workers leave, cancel what is not done, and return what happened.
+
+        The queue is empty afterwards, and takes submissions again.
+
+        Raises:
+            DeviceHung: A worker does not leave.
+        """
+        with self._using("clear"):
+            ended = self._core.drain(1e-9)
+            if ended == "hung":
+                raise self._hung()
+            if ended == "expired":
+                self._core.clear()
+            return self._report(ended, None)
+
+    def close(self) -> None:
+        """Stop, wait for the workers to leave, and let go of all memory.
+
+        Raises:
+            DeviceHung: A worker does not leave. What it works on is kept for ever.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        was_dead = self._core.state == "dead"
+        if self._end.alive and self._end() == "hung" and not was_dead:
+            raise self._hung()
+
+    # ------------------------------------------------------------------------------------ the rest
+
+    @property
+    def ops(self) -> Mapping[str, Kernel]:
+        """The kernels by the names of ops."""
+        return {name: op.kernel for name, op in self._ops.items()}
+
+    @property
+    def state(self) -> str:
+        """running, expired (a time was up), stopped, dead, closed or, in a fork, foreign."""
+        return "closed" if self._is_closed else self._core.state
+
+    @property
+    def open(self) -> int:
+        """Submissions that are not finished."""
+        return self._core.open
+
+    def __enter__(self) -> Megakernel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Megakernel {self.name} on CPU, {self.workers} workers, {self.state}>"
+
+    # ---------------------------------------------------------------------------------- the inside
+
+    @property
+    def _where(self) -> str:
+        return f"megakernel {self.name}"
+
+    def _begin(self, what: str, *, stopped: bool = False) -> None:
+        """Take the lock, for a queue that can be used."""
+        state = self.state
+        if state == "foreign":
+            raise refusal(
+                "MK506",
+                f"{self._where}, {what}",
+                "it was made by the process that forked this one, where its workers are; make "
+                "another here",
+            )
+        if state == "closed" or (state == "stopped" and not stopped):
+            raise refusal(
+                "MK505", f"{self._where}, {what}", f"it is {state}; make another Megakernel"
+            )
+        if state == "dead":
+            raise self._hung()
+        if not self._lock.acquire(blocking=False):
+            raise refusal(
+                "MK506",
+                f"{self._where}, {what}",
+                "another thread is using it; use it from one thread at a time, or make one for "
+                "each",
+            )
+
+    @contextmanager
+    def _using(self, what: str, *, stopped: bool = False) -> Iterator[None]:
+        self._begin(what, stopped=stopped)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _op(self, name: str) -> tuple[QueueOp, str]:
+        found = self._ops.get(name) if isinstance(name, str) else None
+        if found is None:
+            known = ", ".join(self._ops)
+            raise refusal("MK502", self._where, f"expected one of {known}, got {name!r:.80}")
+        return found, f"{self._where}, op {name}"
+
+    def _append(
+        self,
+        op: QueueOp,
+        where: str,
+        count: int,
+        columns: list[Any],
+        held: list[Buffer],
+        priority: Any,
+        given: Sequence[Any],
+    ) -> int:
+        began_ns = _core.monotonic_ns()
+        if not self._period.began_ns:
+            self._period.began_ns = began_ns
+            self._period.began_unix_ns = time.time_ns()
+        refused = self._core.append(op.number, count, columns, priority)
+        if refused is not None:
+            values = {
+                each.name: value if np.ndim(value) == 0 else value[refused[1]]
+                for each, value in zip(op.kernel.signature, given, strict=True)
+                if isinstance(each, Scalar)
+            }
+            if self._batch is None:
+                self._core.discard()
+            place = f"{where}, submission {refused[1]} of {count}" if count > 1 else where
+            raise refusal("MK507", place, column_text(op.kernel, refused, values, self._limits))
+        number = self._core.next + self._pending
+        if self._batch is not None:
+            self._batch += held
+            self._pending += count
+        self._period.append_ns += _core.monotonic_ns() - began_ns
+        return number
+
+    def _publish(self, where: str, held: list[Buffer], *, wait: bool) -> int:
+        self._pending = 0
+        try:
+            self._make_room(where, held, wait=wait)
+        except BaseException:
+            self._core.discard()
+            raise
+        if not self._period.published_ns:
+            self._period.published_ns = _core.monotonic_ns()
+        refused, first, jobs, items, finished = self._core.publish(_FOREVER if wait else 0.0)
+        for batch in finished:
+            self._held.release(batch)
+        if refused:
+            self._refuse(where, refused, jobs, items)
+        self._held.hold(first, held)
+        self._period.peak_bytes = max(self._period.peak_bytes, self._held.nbytes)
+        return first
+
+    def _refuse(self, where: str, refused: str, jobs: int, items: int) -> None:
+        if refused in ("grid", "items"):
+            raise refusal(
+                "MK503",
+                where,
+                f"{items} items of {jobs} submissions, expected at most {self.slots}; pass slots= "
+                "to Megakernel, or submit in parts",
+            )
+        if refused == "waiting":
+            raise refusal(
+                "MK510", where, f"{items} items, and the slots are taken; drain first, or wait=True"
+            )
+        if refused == "state":
+            if self._core.state == "dead":
+                raise self._hung()
+            raise refusal("MK505", where, "it was stopped; make another Megakernel")
+        raise refusal(
+            "MK512", where, f"{refused}: {self._core.problem or 'a bug'}; make another Megakernel"
+        )
+
+    def _make_room(self, where: str, held: list[Buffer], *, wait: bool) -> None:
+        """The memory gate: before anything is published."""
+        if self.memory_budget is None:
+            return
+        while True:
+            tables = self._core.tables_bytes
+            needed = tables + self._held.nbytes + self._held.more_with(held)
+            if needed <= self.memory_budget:
+                return
+            if not self._held.batches:
+                raise refusal(
+                    "MK504",
+                    where,
+                    f"its memory and {tables} bytes of tables take {needed} bytes, got a budget of "
+                    f"{self.memory_budget}; submit in parts, or pass a larger memory_budget",
+                )
+            if not wait:
+                raise refusal(
+                    "MK510",
+                    where,
+                    f"{needed} bytes are needed of {self.memory_budget}, and unfinished "
+                    "submissions hold some; drain first, or wait=True",
+                )
+            if self._core.wait(min(self._held.batches), _FOREVER) == "hung":
+                raise self._hung()
+            held_before = len(self._held.batches)
+            self._release()
+            if len(self._held.batches) == held_before and not self._core.open:
+                raise refusal(
+                    "MK504",
+                    where,
+                    "memory of submissions that faulted is kept until the next report; call drain",
+                )
+
+    def _release(self) -> None:
+        for batch in self._core.take_finished_batches():
+            self._held.release(batch)
+
+    def _outputs(self, outputs: Mapping[str, Any] | None) -> dict[str, Buffer] | None:
+        if outputs is None:
+            return None
+        if not self._lineage:
+            raise refusal(
+                "MK511", f"{self._where}, outputs", "it keeps no lineage; pass lineage=True"
+            )
+        return {name: as_buffer(value) for name, value in outputs.items()}
+
+    def _report(self, ended: str, outputs: dict[str, Buffer] | None) -> MegakernelReport:
+        now_ns = _core.monotonic_ns()
+        core, period = self._core, self._period
+        if ended == "hung":
+            raise self._hung()
+        core.collect()
+        is_empty = not core.open
+        writers = None
+        if outputs is not None and is_empty:
+            writers = {
+                name: core.last_writers(each.address, each.address + each.nbytes)
+                for name, each in outputs.items()
+            }
+        made = queue_report(
+            core,
+            name=self.name,
+            ops=tuple(self._ops),
+            period=period,
+            now_ns=now_ns,
+            ended=ended,
+            lineage=self._lineage,
+            trace=self._trace,
+            outputs=writers,
+            telemetry={
+                "bytes_uploaded": 0,
+                "bytes_read_back": 0,
+                "kernel_launches": period.launches,
+                "sync_points": core.totals()["waits"],
+                "readback_buffers": 0,
+                "compiled_cache_hit": self._is_warm,
+                "execution_mode": "threads",
+                "capacity": self.slots,
+                "peak_memory_bytes": core.tables_bytes + period.peak_bytes,
+                "memory_budget_bytes": self.memory_budget,
+            },
+        )
+        if is_empty:
+            core.begin_again()
+            self._period = Period()
+            self._is_warm = True
+        self._release()
+        return made
+
+    def _hung(self) -> Exception:
+        _kept_for_ever.append((self._core, self._held, self._ops))
+        return hung_error(self._where, self._core.hung(), tuple(self._ops))
+
+
+def _shut(core: _core.MegaQueueCore, held: _Held, ops: list[QueueOp]) -> str:
+    """End the workers before the memory that they work on goes."""
+    if core.state == "foreign":
+        return "foreign"
+    ended = core.close()
+    if ended == "hung":
+        _kept_for_ever.append((core, held, ops))
+    return ended
+
+
+def _named_kernels(where: str, ops: Any) -> dict[str, Kernel]:
+    if isinstance(ops, Mapping):
+        pairs = list(ops.items())
+    elif isinstance(ops, Sequence) and not isinstance(ops, str):
+        pairs = [(getattr(each, "name", repr(each)[:80]), each) for each in ops]
+    else:
+        raise refusal("MK511", f"{where}, ops", f"expected kernels, got {ops!r:.80}")
+    if not pairs:
+        raise refusal("MK511", f"{where}, ops", "expected a kernel at least, got none")
+    found: dict[str, Kernel] = {}
+    for name, kernel in pairs:
+        if not isinstance(name, str) or not name or name in found:
+            raise refusal(
+                "MK511",
+                f"{where}, ops",
+                f"expected a name of its own for each, got {name!r:.80}; pass kernels by name",
+            )
+        found[name] = check_kernel(name, kernel)
+    return found
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise refusal("MK511", "name of a megakernel", f"expected text, got {name!r:.80}")
+    return name
+
+
+def _count(where: str, name: str, value: Any, most: int, *, least: int = 1) -> int:
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        raise refusal("MK511", f"{where}, {name}", f"expected {least} to {most}, got {value!r:.80}")
+    return number
+
+
+def _seconds(where: str, value: Any) -> float:
+    if value is None:
+        return _FOREVER
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    if not is_number or isinstance(value, bool) or not 0 < value < math.inf:
+        raise refusal("MK508", where, f"expected seconds above 0, got {value!r:.80}")
+    return float(value)
+
+
+def _priority(where: str, value: Any) -> int:
+    if isinstance(value, str):
+        found = Priority.__members__.get(value.upper())
+        if found is not None:
+            return int(found)
+    elif isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value <= 4:
+        return int(value)
+    names = ", ".join(each.lower() for each in Priority.__members__)
+    raise refusal("MK509", where, f"expected {names}, or 0 to 4, got {value!r:.80}")
+
+
+def _priorities(where: str, value: Any, count: int) -> Any:
+    if np.ndim(value) == 0:
+        return _priority(where, value)
+    array = np.asarray(value)
+    if array.shape != (count,) or array.dtype.kind not in "iu" or ((array < 0) | (array > 4)).any():
+        raise refusal("MK509", where, f"expected {count} numbers from 0 to 4, got {value!r:.80}")
+    return np.ascontiguousarray(array, np.uint32)

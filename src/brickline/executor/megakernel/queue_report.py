@@ -1,0 +1,205 @@
+"""What a queue did, as a MegakernelReport: the core's counts, rows and records as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brickline import _core
+from brickline.device.base import FAULTS as BLOCK_FAULTS
+from brickline.executor.megakernel.queue_refusals import FAULTS
+from brickline.megakernel_flow import Flow
+from brickline.megakernel_report import MegakernelReport
+from brickline.megakernel_tables import ItemFault, TaskState, WorkerState, WorkerTimes
+
+ROW = np.dtype(
+    [
+        *((name, "<u4") for name in ("op", "items", "done", "alias")),
+        ("state", "u1"),
+        ("priority", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+"""``MegaSubmissionRow``."""
+RECORD = np.dtype(
+    [
+        *((name, "<u8") for name in ("begin", "ready", "end", "submission")),
+        *((name, "<u4") for name in ("block", "worker")),
+    ]
+)
+"""``MegaQueueRecord``."""
+OPEN, DONE, FAULTED, SKIPPED, CANCELLED, ALIAS = range(6)
+"""``MegaSubmissionState``."""
+
+
+@dataclass
+class Period:
+    """What the host measured since the queue was last empty at a report."""
+
+    began_ns: int = 0
+    """0: nothing was submitted."""
+    published_ns: int = 0
+    began_unix_ns: int = 0
+    append_ns: int = 0
+    peak_bytes: int = 0
+    launches: int = 0
+    """Times that workers were started."""
+
+
+def queue_report(
+    core: _core.MegaQueueCore,
+    *,
+    name: str,
+    ops: Sequence[str],
+    period: Period,
+    now_ns: int,
+    ended: str,
+    lineage: bool,
+    trace: bool,
+    outputs: Mapping[str, Sequence[int]] | None,
+    telemetry: Mapping[str, Any],
+) -> MegakernelReport:
+    """Return the report of everything since the queue was last empty at one.
+
+    Args:
+        core: The queue; its workers have left, or nothing is open.
+        name: What it is called.
+        ops: Names of the ops.
+        period: What the host measured.
+        now_ns: The end.
+        ended: What the last wait said: ``done``, ``expired``, ``stopped`` or ``hung``.
+        lineage: Whether sources were kept.
+        trace: Whether items were recorded.
+        outputs: Submissions that wrote last to named memory.
+        telemetry: What else was measured.
+    """
+    totals = core.totals()
+    rows = np.frombuffer(core.rows(), ROW)
+    first = core.first
+    seen = (rows["state"] == OPEN) | (rows["state"] == ALIAS)
+    done = totals["done"] + totals["deduped_done"] + int(rows["done"][seen].sum())
+    wall_ns = now_ns - period.began_ns if period.began_ns else 0
+    notes = []
+    faults = _faults(core.faults(), first, rows, ops)
+    gone = totals["submissions"] - len(rows)
+    if gone > 0:
+        notes.append(f"{gone} submissions before the rows of this report were counted, not kept")
+    if totals["dropped_records"]:
+        notes.append(f"{totals['dropped_records']} items were executed after the trace was full")
+    records = np.frombuffer(core.records(), RECORD)
+    waits = _reasons(core.waits()) if lineage else None
+    return MegakernelReport.of_queue(
+        name=name,
+        device="CPU",
+        ops=ops,
+        tasks=_tasks(rows),
+        workers=_workers(core.workers(), first, wall_ns, ended, len(rows)),
+        items_processed=done,
+        items_remaining=totals["published"] + totals["deduped"] - done,
+        wall_time_ns=wall_ns,
+        spans=_spans(records, totals, first) if trace else None,
+        waits=waits if trace else None,
+        flow=Flow(*_reasons(core.sources())) if lineage else None,
+        outputs=outputs,
+        faults=faults,
+        telemetry=telemetry,
+        queue_plan_ns=totals["plan_ns"] + period.append_ns,
+        queue_publish_ns=totals["publish_ns"],
+        backend_dispatch_ns=now_ns - period.published_ns if period.published_ns else 0,
+        published_items=totals["published"],
+        deduped_items=totals["deduped"],
+        items_faulted=totals["faulted"],
+        items_skipped=totals["skipped"],
+        items_requeued=totals["requeued"],
+        op_work_ns=tuple(work_ns for _, work_ns in core.ops()),
+        began_unix_ns=period.began_unix_ns or None,
+        notes=tuple(notes),
+    )
+
+
+def _tasks(rows: NDArray[Any]) -> dict[str, Any]:
+    states = np.array(
+        [
+            TaskState.NOT_RUN,
+            TaskState.DONE,
+            TaskState.FAULTED,
+            TaskState.SKIPPED,
+            TaskState.NOT_RUN,
+            TaskState.DEDUPED,
+        ]
+    )[rows["state"]]
+    states[(states == TaskState.NOT_RUN) & (rows["done"] > 0)] = TaskState.PARTIAL
+    return {
+        "op": rows["op"],
+        "items": rows["items"],
+        "done": rows["done"],
+        "alias": np.where(rows["state"] == ALIAS, rows["alias"].astype(np.int64), -1),
+        "state": states,
+        "priority": rows["priority"],
+    }
+
+
+def _faults(
+    found: Sequence[tuple[int, int, int, int]], first: int, rows: NDArray[Any], ops: Sequence[str]
+) -> list[ItemFault]:
+    words = BLOCK_FAULTS | FAULTS
+    return [
+        ItemFault(
+            submission - first,
+            block,
+            str(code),
+            ops[rows["op"][submission - first]],
+            words.get(code, "a code of its own, from block.fault"),
+            attempts,
+        )
+        for submission, block, code, attempts in sorted(found)
+        if submission >= first
+    ]
+
+
+def _workers(
+    found: Sequence[Mapping[str, Any]], first: int, wall_ns: int, ended: str, tasks: int
+) -> list[WorkerTimes]:
+    state = WorkerState.FINISHED if ended == "done" else WorkerState.STOPPED
+    return [
+        WorkerTimes(
+            items=each["items"],
+            skipped=each["skipped"],
+            begin_ns=0,
+            end_ns=wall_ns,
+            work_ns=each["work_ns"],
+            dependency_wait_ns=each["wait_ns"],
+            state=WorkerState.HUNG if ended == "hung" and each["inside"] else state,
+            task=each["submission"] - first
+            if each["inside"] and 0 <= each["submission"] - first < tasks
+            else None,
+        )
+        for each in found
+    ]
+
+
+def _spans(records: NDArray[Any], totals: Mapping[str, Any], first: int) -> dict[str, Any]:
+    rate, origin = totals["ns_per_tick"], totals["begin_tick"]
+
+    def ns(name: str) -> NDArray[np.int64]:
+        ticks = records[name].astype(np.int64) - np.int64(origin)
+        found: NDArray[np.int64] = np.rint(np.maximum(ticks, 0) * rate).astype(np.int64)
+        return found
+
+    return {
+        "worker": records["worker"],
+        "task": (records["submission"] - first % 2**32) % 2**32,
+        "begin_ns": ns("begin"),
+        "ready_ns": ns("ready"),
+        "end_ns": ns("end"),
+        "items": np.ones(len(records), np.int64),
+    }
+
+
+def _reasons(found: tuple[bytes, bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ends = np.frombuffer(found[0], np.uint64).astype(np.int64)
+    return np.append(np.int64(0), ends), np.frombuffer(found[1], np.uint32).astype(np.int64)

@@ -1,0 +1,63 @@
+"""The text of a CUDA megakernel: every kernel as an op, and the worker that executes them.
+
+Ops are numbered in the order of the kernels. Each source stands in a namespace of its own, so two
+kernels may use the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from brickline.kernel import Kernel
+from brickline.kernel_source import argument_type, exact_types, in_namespace
+
+ENTRY = "run_megakernel"
+HELPERS = 64
+"""Threads of a worker that execute no items: one warp controls, one produces."""
+
+
+def megakernel_source(kernels: Sequence[Kernel], consumers: int) -> str:
+    """Return what NVRTC is given.
+
+    Args:
+        kernels: The ops, all written against Block.
+        consumers: Threads of a worker that execute items, a multiple of 32.
+    """
+    sources = "".join(
+        in_namespace(kernel, f"user_{number}") for number, kernel in enumerate(kernels)
+    )
+    cases = "\n".join(_case(kernel, number) for number, kernel in enumerate(kernels))
+    return f"""\
+#include "brickline/megakernel_cuda.h"
+{sources}
+namespace brickline {{
+
+struct Ops {{
+    static __device__ __forceinline__ void run(uint32_t op, Block& block, const uint64_t* words) {{
+        switch (op) {{
+{cases}
+        }}
+    }}
+}};
+
+extern "C" __global__ void __launch_bounds__({consumers + HELPERS}, 1)
+{ENTRY}(const __grid_constant__ MegaLaunch launch) {{
+    mega::work<{consumers}, Ops>(launch);
+}}
+
+}}  // namespace brickline
+"""
+
+
+def _case(kernel: Kernel, number: int) -> str:
+    given = ", ".join(
+        f"mega::argument<{argument_type(each)}>(words[{place}])"
+        for place, each in enumerate(kernel.signature)
+    )
+    passed = ", ".join(["block", given]) if given else "block"
+    return f"""\
+        case {number}: {{
+        {exact_types(kernel, f"user_{number}").strip()}
+            user_{number}::{kernel.entry}({passed});
+            break;
+        }}"""

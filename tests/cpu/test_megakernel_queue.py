@@ -1,0 +1,891 @@
+"""A queue of a megakernel on CPU: results, hazards, dedupe, faults, and every way it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import brickline as bl
+from brickline.errors import CompileError, DeviceHung, QueueError
+from brickline.executor.megakernel.queue import Megakernel, Priority
+from brickline.executor.megakernel.queue_refusals import REASONS
+from brickline.kernel import Kernel, Param, Scalar
+from brickline.megakernel_tables import TaskState, WorkerState
+
+BLOCK = 64
+SCALE = Kernel(
+    "scale",
+    """BRICKLINE void scale(Block& block, const float* x, float* y, int64_t n, float by) {
+           int64_t first = block.index() * 64, left = n - first;
+           block.each(left < 64 ? left : 64, [&](int64_t i) { y[first + i] = x[first + i] * by; });
+       }""",
+    [
+        *(Param("x", "f32", "n"), Param("y", "f32", "n", "write")),
+        *(Scalar("n", low=1), Scalar("by", "f32")),
+    ],
+    global_size="ceil_div(n, 64)",
+)
+MIX = Kernel(
+    "mix",
+    """BRICKLINE void mix(Block& block, const float* a, const float* b, float* y, int64_t salt) {
+           block.each(16, [&](int64_t i) { y[i] = a[i] * 0.5f + b[15 - i] * 0.25f + salt; });
+       }""",
+    [
+        *(Param("a", "f32", 16), Param("b", "f32", 16), Param("y", "f32", 16, "write")),
+        Scalar("salt"),
+    ],
+)
+COUNT_UP = Kernel(
+    "count_up",
+    """BRICKLINE void count_up(Block& block, float* total, int64_t blocks) {
+           block.once([&] { block.atomic_add(total, 1.0f / (block.index() + 1)); });
+       }""",
+    [Param("total", "f32", 1, "read-write", accumulate="add"), Scalar("blocks", low=1)],
+    global_size="blocks",
+)
+FAIL = Kernel(
+    "fail",
+    """BRICKLINE void fail(Block& block, int32_t* tries, float* y, int64_t times) {
+           if (tries[block.index()]++ < times) block.fault(20);
+           else y[block.index()] = 7;
+       }""",
+    [
+        *(Param("tries", "i32", 2, "read-write"), Param("y", "f32", 2, "write")),
+        Scalar("times", high=1000),
+    ],
+    global_size=2,
+    pure=False,
+)
+SPIN = Kernel(
+    "spin",
+    """BRICKLINE void spin(Block& block, int32_t* gate, float* y) {
+           volatile int32_t* word = gate;
+           while (!*word) {}
+           y[0] = 1;
+       }""",
+    [Param("gate", "i32", 1, "read-write"), Param("y", "f32", 1, "write")],
+    pure=False,
+)
+SHARED = Kernel(
+    "shared",
+    """BRICKLINE void shared(Block& block, float* y, int64_t k) {
+           float* memory = block.shared<float>(256);
+           block.each(256, [&](int64_t i) { memory[i] = float(i + k); });
+           block.sync();
+           const float sum = block.sum(256, [&](int64_t i) { return memory[i]; });
+           block.once([&] { y[block.index()] = sum; });
+       }""",
+    [Param("y", "f32", 4, "write"), Scalar("k")],
+    global_size=4,
+    shared_bytes=1024,
+)
+SOURCES = [SCALE, MIX, COUNT_UP, FAIL, SPIN, SHARED]
+
+
+@pytest.fixture
+def mega(request: pytest.FixtureRequest) -> Iterator[Megakernel]:
+    options = {"workers": 2, "slots": 1024, **getattr(request, "param", {})}
+    with Megakernel("CPU", SOURCES, **options) as made:
+        yield made
+
+
+def floats(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+def spin(mega: Megakernel) -> tuple[Any, Any, int]:
+    """Submit an item that is executed until its gate opens, and wait until it is."""
+    gate, y = np.zeros(1, np.int32), floats(1)
+    number = mega.submit("spin", writes={"gate": gate, "y": y})
+    until = time.monotonic() + 20
+    while not any(each["inside"] for each in mega._core.workers()):
+        assert time.monotonic() < until
+    return gate, y, number
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+def test_every_block_is_an_item(mega: Megakernel) -> None:
+    x, y = np.arange(1000, dtype=np.float32), floats(1000)
+    assert mega.submit("scale", {"x": x}, {"y": y}, {"n": 1000, "by": 3.0}) == 0
+    report = mega.drain()
+    np.testing.assert_array_equal(y, x * 3)
+    assert (report.items_processed, report.items_remaining) == (16, 0)
+    assert report.published_items == 16
+    assert report.mode == "queue"
+    assert sum(worker.items for worker in report.workers) == 16
+    assert report.op_work_ns is not None
+    assert report.op_work_ns[0] > 0
+
+
+def test_arguments_go_by_name_or_in_order(mega: Megakernel) -> None:
+    x, y, z = np.ones(64, np.float32), floats(64), floats(64)
+    mega.submit("scale", [x], [y], [64, 2.0])
+    mega.submit("scale", {"x": bl.as_buffer(y)}, {"y": z}, {"n": np.int32(64), "by": 2})
+    mega.drain()
+    assert z[0] == 4
+
+
+def test_a_submission_waits_for_what_it_reads_and_overwrites(mega: Megakernel) -> None:
+    x, y, z = np.ones(256, np.float32), floats(256), floats(256)
+    for step in range(50):
+        mega.submit("scale", [x], [y], [256, 1.0 + step])
+        mega.submit("scale", [y], [z], [256, 2.0])
+        mega.submit("scale", [z], [x], [256, 1 / (2.0 * (1 + step))], priority=step % 5)
+    mega.drain()
+    np.testing.assert_allclose(x, 1, rtol=1e-4)
+
+
+def test_shared_memory_and_a_reduction(mega: Megakernel) -> None:
+    ys = [floats(4) for _ in range(20)]
+    for k, y in enumerate(ys):
+        mega.submit("shared", writes=[y], params=[k])
+    mega.drain()
+    for k, y in enumerate(ys):
+        np.testing.assert_array_equal(y, float(sum(range(256)) + 256 * k))
+
+
+def test_items_that_add_to_one_element_do_so_in_order(mega: Megakernel) -> None:
+    found = set()
+    for _ in range(10):
+        total = floats(1)
+        mega.submit("count_up", writes={"total": total}, params={"blocks": 300})
+        mega.drain()
+        found.add(total[0].item())
+    expected = np.float32(0)
+    for k in range(300):
+        expected = np.float32(expected + np.float32(1.0) / np.float32(k + 1))
+    assert found == {expected.item()}
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_many_submissions_at_once(mega: Megakernel, as_list: bool) -> None:
+    x = np.random.default_rng(1).random((500, 64), np.float32)
+    y = np.zeros_like(x)
+    by = np.arange(500, dtype=np.float64)
+    rows = (list(x), list(y)) if as_list else (x, y)
+    numbers = mega.submit_many("scale", {"x": rows[0]}, {"y": rows[1]}, {"n": 64, "by": by})
+    assert numbers == range(500)
+    report = mega.drain()
+    np.testing.assert_array_equal(y, x * by.astype(np.float32)[:, None])
+    assert report.items_processed == 500
+    assert len(report.tasks) == 500
+
+
+def test_one_array_for_all_submissions_is_shared(mega: Megakernel) -> None:
+    x, y = np.ones(64, np.float32), floats(3, 64)
+    mega.submit_many("scale", [x], [y], [64, np.array([1.0, 2.0, 3.0])], priority=[0, 4, 2])
+    mega.drain()
+    assert y[:, 0].tolist() == [1, 2, 3]
+    assert mega.submit_many("scale", [x], [floats(0, 64)], [64, 1.0]) == range(3, 3)
+
+
+class Drawn:
+    """A few submissions over eight buffers, and the same in NumPy."""
+
+    def __init__(self, rows: list[tuple[int, int, int, int]]) -> None:
+        self.rows = rows
+        self.start = np.random.default_rng(3).random((8, 16), np.float32)
+
+    def expected(self) -> Any:
+        memory = self.start.copy()
+        for a, b, y, salt in self.rows:
+            memory[y] = memory[a] * np.float32(0.5) + memory[b][::-1] * np.float32(0.25) + salt
+        return memory
+
+
+drawn = st.lists(
+    st.tuples(*(st.integers(0, 7),) * 3, st.integers(0, 5)).filter(
+        lambda row: row[2] not in row[:2]
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(1, 60), (2, 60), (3, 64)])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rows=drawn, in_one_batch=st.booleans(), seed=st.integers(0, 3))
+def test_any_submissions_are_as_one_after_the_other(
+    workers: int, slots: int, rows: list[tuple[int, int, int, int]], in_one_batch: bool, seed: int
+) -> None:
+    case = Drawn(rows)
+    with Megakernel("CPU", [MIX], workers=workers, slots=slots, delay_seed=seed) as mega:
+        memory = case.start.copy()
+
+        def submit_all() -> None:
+            for a, b, y, salt in rows:
+                mega.submit("mix", [memory[a], memory[b]], [memory[y]], [salt], priority=salt % 5)
+
+        if in_one_batch:
+            with mega.batch():
+                submit_all()
+        else:
+            submit_all()
+        report = mega.drain()
+    np.testing.assert_array_equal(memory, case.expected())
+    assert report.items_processed == len(rows)
+    assert report.published_items is not None
+    assert report.deduped_items is not None
+    assert report.published_items + report.deduped_items == len(rows)
+
+
+def test_a_thousand_runs_give_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    rows = [tuple(int(n) for n in rng.permutation(8)[:3]) for _ in range(24)]
+    found = set()
+    for seed in range(1, 5):
+        with Megakernel("CPU", [MIX], workers=3, slots=64, delay_seed=seed) as mega:
+            for _ in range(250):
+                memory = Drawn([]).start.copy()
+                with mega.batch():
+                    for k, (a, b, y) in enumerate(rows):
+                        mega.submit("mix", [memory[a], memory[b]], [memory[y]], [k % 3])
+                mega.drain()
+                found.add(memory.tobytes())
+    assert len(found) == 1
+
+
+# ------------------------------------------------------------------------------------------- dedupe
+
+
+def test_equal_submissions_of_a_batch_are_executed_once(mega: Megakernel) -> None:
+    x, y, z = np.ones(64, np.float32), floats(64), floats(64)
+    with mega.batch():
+        numbers = [mega.submit("scale", [x], [y], [64, 2.0]) for _ in range(5)]
+        mega.submit("scale", [y], [z], [64, 2.0])
+    report = mega.drain()
+    assert (report.published_items, report.deduped_items) == (2, 4)
+    assert (report.items_processed, report.items_remaining) == (6, 0)
+    assert report.tasks.alias.tolist() == [-1, 0, 0, 0, 0, -1]
+    assert report.tasks.state is not None
+    assert report.tasks.state[1] == TaskState.DEDUPED
+    assert mega.wait(numbers[4]) is TaskState.DONE
+    assert z[0] == 4
+
+
+def duplicates(rows: list[tuple[int, int, int, int]]) -> int:
+    """Count by hand what computes the same as an earlier one, with no write in between."""
+    found = 0
+    last: dict[tuple[int, ...], int] = {}
+    written: dict[int, int] = {}
+    for k, row in enumerate(rows):
+        a, b, y, _ = row
+        twin = last.get(row, -1)
+        if twin >= 0 and written[y] == twin and max(written.get(a, -1), written.get(b, -1)) < twin:
+            found += 1
+            continue
+        last[row], written[y] = k, k
+    return found
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    pool=drawn.map(lambda rows: rows[:4]),
+    picks=st.lists(st.integers(0, 3), min_size=2, max_size=40),
+)
+def test_dedupe_is_exact_and_changes_nothing(
+    pool: list[tuple[int, int, int, int]], picks: list[int]
+) -> None:
+    case = Drawn([pool[pick % len(pool)] for pick in picks])
+    with Megakernel("CPU", [MIX], workers=2, slots=64) as mega:
+        memory = case.start.copy()
+        with mega.batch():
+            for a, b, y, salt in case.rows:
+                mega.submit("mix", [memory[a], memory[b]], [memory[y]], [salt])
+        report = mega.drain()
+    np.testing.assert_array_equal(memory, case.expected())
+    assert report.deduped_items == duplicates(case.rows)
+    assert report.is_complete
+
+
+@pytest.mark.parametrize("what", ["input", "output", "parameter", "impure", "off"])
+def test_what_is_not_the_same_is_executed(what: str) -> None:
+    kernels = {"scale": SCALE, "impure": Kernel.from_json({**SCALE.to_json(), "pure": False})}
+    x, y, z = np.ones(64, np.float32), floats(64), floats(64)
+    with Megakernel("CPU", kernels, workers=2, dedupe=what != "off") as mega:
+        op = "impure" if what == "impure" else "scale"
+        with mega.batch():
+            mega.submit(op, [x], [y], [64, 2.0])
+            if what == "input":  # x changes in between
+                mega.submit("scale", [y], [x], [64, 3.0])
+            if what == "output":
+                mega.submit("scale", [z], [y], [64, 1.0])
+            mega.submit(op, [x], [y], [64, 4.0 if what == "parameter" else 2.0])
+        report = mega.drain()
+    assert report.deduped_items == 0
+    expected = {"input": 12, "parameter": 4}
+    assert y[0] == expected.get(what, 2)
+
+
+def test_another_batch_is_not_a_duplicate(mega: Megakernel) -> None:
+    x, y = np.ones(64, np.float32), floats(64)
+    mega.wait(mega.submit("scale", [x], [y], [64, 2.0]))
+    x[:] = 5  # which a queue cannot see
+    mega.wait(mega.submit("scale", [x], [y], [64, 2.0]))
+    assert y[0] == 10
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+def test_a_fault_is_reported_and_the_rest_goes_on(mega: Megakernel) -> None:
+    tries, y, z, w = np.zeros(2, np.int32), floats(2), floats(16), floats(16)
+    a = np.ones(16, np.float32)
+    bad = mega.submit("fail", writes={"tries": tries, "y": y}, params={"times": 9})
+    wide = np.ndarray(16, np.float32, buffer=np.zeros(16, np.float32))
+    good = mega.submit("mix", [a, a], [w], [1])
+    assert mega.wait(bad) is TaskState.FAULTED
+    assert mega.wait(good) is TaskState.DONE
+    report = mega.drain()
+    assert [(f.task, f.item, f.code, f.op) for f in report.faults] == [
+        (bad, 0, "20", "fail"),
+        (bad, 1, "20", "fail"),
+    ]
+    assert (report.items_processed, report.items_remaining, report.items_faulted) == (1, 2, 2)
+    assert w[0] == 1.75
+    assert not z.any()
+    assert not wide.any()
+
+
+def test_what_reads_a_fault_is_skipped_and_what_overwrites_it_is_not(mega: Megakernel) -> None:
+    tries, y, z = np.zeros(2, np.int32), floats(2), floats(2)
+    two = np.full(2, 2, np.float32)
+    bad = mega.submit("fail", writes=[tries, y], params=[9])
+    reader = mega.submit("scale", [y], [z], [2, 1.0])
+    of_reader = mega.submit("scale", [z], [floats(2)], [2, 1.0])
+    again = mega.submit("scale", [two], [y], [2, 1.0])
+    after = mega.submit("scale", [y], [z], [2, 3.0])
+    found = [mega.wait(number) for number in (bad, reader, of_reader, again, after)]
+    assert found == [
+        TaskState.FAULTED,
+        TaskState.SKIPPED,
+        TaskState.SKIPPED,
+        TaskState.DONE,
+        TaskState.DONE,
+    ]
+    late = mega.submit("scale", [z], [floats(2)], [2, 1.0])
+    assert mega.wait(late) is TaskState.DONE
+    report = mega.drain()
+    assert report.items_skipped == 2
+    assert z.tolist() == [6, 6]
+
+
+def test_a_reader_that_comes_after_the_fault_is_skipped_until_the_report(mega: Megakernel) -> None:
+    tries, y, z = np.zeros(2, np.int32), floats(2), floats(2)
+    assert mega.wait(mega.submit("fail", writes=[tries, y], params=[9])) is TaskState.FAULTED
+    assert mega.wait(mega.submit("scale", [y], [z], [2, 1.0])) is TaskState.SKIPPED
+    assert mega.drain().items_skipped == 1
+    y[:] = 3  # the caller knows of it now
+    mega.submit("scale", [y], [z], [2, 1.0])
+    assert mega.drain().is_complete
+    assert z[0] == 3
+
+
+@pytest.mark.parametrize("mega", [{"retry_codes": [20], "retry_limit": 3}], indirect=True)
+@pytest.mark.parametrize(("times", "done"), [(3, True), (4, False)])
+def test_an_item_is_tried_again(mega: Megakernel, times: int, done: bool) -> None:
+    tries, y = np.zeros(2, np.int32), floats(2)
+    mega.submit("fail", writes=[tries, y], params=[times])
+    report = mega.drain()
+    assert report.is_complete == done
+    assert report.items_requeued == 6
+    assert tries.tolist() == [4, 4]
+    assert [fault.retries for fault in report.faults] == ([] if done else [3, 3])
+
+
+# --------------------------------------------------------------------------------------------- ends
+
+
+def test_a_deadline_leaves_a_true_partial_report(mega: Megakernel) -> None:
+    gates = [spin(mega)[0] for _ in range(1)]
+    more, y = np.zeros(1, np.int32), floats(1)
+    mega.submit("spin", writes=[more, y])
+    x, outs = np.ones(64, np.float32), floats(100, 64)
+    mega.submit_many("scale", [x], [outs], [64, 1.0])
+    opener = threading.Timer(0.4, lambda: (gates[0].fill(1), more.fill(1)))
+    opener.start()
+    began = time.monotonic()
+    report = mega.drain(max_wall_time=0.1)
+    assert time.monotonic() - began < 1.5
+    opener.join()
+    assert mega.state == "expired"
+    assert report.items_processed == 2 + int((outs[:, 0] == 1).sum())
+    assert report.items_processed + report.items_remaining == 102
+    assert report.items_remaining > 0
+    assert all(worker.state is WorkerState.STOPPED for worker in report.workers)
+    again = mega.drain()  # what remains, and what was there
+    assert (again.items_processed, again.items_remaining) == (102, 0)
+    assert (outs == 1).all()
+    assert len(again.tasks) == 102
+    assert mega.drain().items_processed == 0
+
+
+def test_a_submission_wakes_workers_after_a_deadline(mega: Megakernel) -> None:
+    gate, _, number = spin(mega)
+    threading.Timer(0.2, lambda: gate.fill(1)).start()
+    assert mega.drain(0.01).items_processed in (0, 1)
+    x, y = np.ones(64, np.float32), floats(64)
+    assert mega.wait(mega.submit("scale", [x], [y], [64, 2.0]), 20) is TaskState.DONE
+    assert mega.wait(number, 20) is TaskState.DONE
+
+
+def test_stop_from_another_thread_ends_a_drain(mega: Megakernel) -> None:
+    gate, y, _ = spin(mega)
+    x, outs = np.ones(64, np.float32), floats(50, 64)
+    mega.submit_many("scale", [y], [floats(50, 1)], {"n": 1, "by": 1.0})  # waits for the spin
+    threading.Timer(0.1, mega.stop).start()
+    threading.Timer(0.3, lambda: gate.fill(1)).start()
+    report = mega.drain()
+    assert mega.state == "stopped"
+    assert (report.items_processed, report.items_remaining) == (1, 50)
+    with pytest.raises(QueueError, match="MK505"):
+        mega.submit_many("scale", [x], [outs], [64, 1.0])
+    assert mega.report().items_remaining == 50
+    with pytest.raises(QueueError, match="MK505"):
+        mega.submit("scale", [x], [outs[0]], [64, 1.0])
+
+
+def test_clear_cancels_what_remains(mega: Megakernel) -> None:
+    gate, y, _ = spin(mega)
+    mega.submit_many("scale", [y], [floats(50, 1)], {"n": 1, "by": 1.0})
+    threading.Timer(0.1, lambda: gate.fill(1)).start()
+    report = mega.clear()
+    assert report.items_processed + report.items_remaining == 51
+    assert report.items_processed >= 1
+    x, z = np.ones(64, np.float32), floats(64)
+    mega.submit("scale", [x], [z], [64, 2.0])
+    assert mega.drain().items_processed == 1
+    assert z[0] == 2
+
+
+def test_an_op_that_never_returns_is_named() -> None:
+    made = Megakernel("CPU", SOURCES, workers=2, slots=64)
+    gate, y, number = spin(made)
+    z = floats(1)
+    waiter = made.submit("scale", [y], [z], [1, 1.0])
+    x, outs = np.ones(64, np.float32), floats(8, 64)
+    made.submit_many("scale", [x], [outs], [64, 1.0])
+    began = time.monotonic()
+    with pytest.raises(DeviceHung) as found:
+        made.drain(max_wall_time=0.3)
+    assert time.monotonic() - began < 2.3
+    error = pickle.loads(pickle.dumps(found.value))
+    assert (error.task, error.item, error.missing) == (number, 0, number)
+    assert error.worker in (0, 1)
+    assert f"submission {waiter} waits for submission {number}" in str(error)
+    assert "op spin" in str(error)
+    assert (outs == 1).all()  # the other worker went on
+    for call in (
+        lambda: made.submit("scale", [x], [outs[0]], [64, 1.0]),
+        made.drain,
+        made.report,
+    ):
+        with pytest.raises(DeviceHung):
+            call()
+    assert made.state == "dead"
+    made.close()
+    made.close()
+    gate[0] = 1  # the thread may write to what is kept, and ends
+
+
+def test_a_hung_worker_is_noticed_when_it_is_closed() -> None:
+    made = Megakernel("CPU", SOURCES, workers=1, slots=64)
+    gate, _, _ = spin(made)
+    with pytest.raises(DeviceHung):
+        made.close()
+    gate[0] = 1
+
+
+def test_a_forked_child_is_refused(mega: Megakernel) -> None:
+    x, y = np.ones(64, np.float32), floats(64)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            mega.submit("scale", [x], [y], [64, 2.0])
+        except QueueError as error:
+            status = 0 if "MK506" in str(error) else 2
+        mega.close()
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    mega.submit("scale", [x], [y], [64, 2.0])
+    assert mega.drain().is_complete
+
+
+def test_two_threads_and_one_queue(mega: Megakernel) -> None:
+    gate, _, _ = spin(mega)
+    found: list[BaseException] = []
+    drainer = threading.Thread(target=mega.drain)
+    drainer.start()
+    until = time.monotonic() + 20
+    while not mega._lock.locked():
+        assert time.monotonic() < until
+    try:
+        mega.submit("scale", [floats(64)], [floats(64)], [64, 1.0])
+    except QueueError as error:
+        found.append(error)
+    gate[0] = 1
+    drainer.join()
+    assert "MK506" in str(found[0])
+
+
+def test_a_signal_ends_the_wait_and_not_the_work(mega: Megakernel) -> None:
+    gate, y, number = spin(mega)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            mega.drain()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    gate[0] = 1
+    assert mega.wait(number) is TaskState.DONE
+    assert y[0] == 1
+
+
+def test_threads_have_names_take_no_signals_and_end() -> None:
+    def names() -> list[str]:
+        found = []
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/comm", encoding="ascii") as file:
+                found.append(file.read().strip())
+        return sorted(name for name in found if name.startswith("brickline-q"))
+
+    def come_to_be(wanted: list[str]) -> bool:
+        until = time.monotonic() + 20
+        while names() != wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        return names() == wanted
+
+    assert come_to_be([])  # those that hung in other tests have ended
+    with Megakernel("CPU", [SCALE], workers=3, slots=64):
+        assert come_to_be(["brickline-q0", "brickline-q1", "brickline-q2"])
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
+                facts = dict(line.split(":", 1) for line in file)
+            if facts["Name"].strip().startswith("brickline-q"):
+                assert int(facts["SigBlk"], 16) & (1 << (signal.SIGINT - 1))
+    assert names() == []
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_is_kept_until_it_is_done(mega: Megakernel) -> None:
+    class Owned(np.ndarray):
+        pass
+
+    gate, y, _ = spin(mega)
+    z = floats(1).view(Owned)
+    mega.submit("scale", [y], [z], [1, 1.0])
+    alive = weakref.ref(z)
+    del z
+    gc.collect()
+    assert alive() is not None
+    gate[0] = 1
+    mega.drain()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_queue_that_is_dropped_ends_before_its_memory() -> None:
+    made = Megakernel("CPU", SOURCES, workers=2, slots=1024)
+    x = np.ones(64, np.float32)
+    for _ in range(500):
+        made.submit("scale", [x], [floats(64)], [64, 2.0])
+    core = weakref.ref(made._held)
+    del made
+    gc.collect()
+    assert core() is None
+
+
+def test_the_memory_gate_refuses_before_anything_is_published() -> None:
+    tables = Megakernel("CPU", [SCALE], workers=1, slots=64)
+    used = tables._core.tables_bytes
+    tables.close()
+    x, y = np.ones(1 << 16, np.float32), floats(1 << 16)
+    with pytest.raises(QueueError, match="MK504"):
+        Megakernel("CPU", [SCALE], workers=1, slots=1 << 16, memory_budget=1000)
+    with Megakernel(
+        "CPU", [SCALE], workers=1, slots=1024, memory_budget=20 * used + 2 * x.nbytes
+    ) as mega:
+        mega.submit("scale", [x], [y], [1 << 16, 2.0])
+        with pytest.raises(QueueError, match="MK504"):
+            mega.submit_many("scale", [x], [floats(64, 1 << 16)], [1 << 16, 2.0], count=64)
+        for _ in range(20):  # one after the other they fit
+            mega.submit("scale", [x], [floats(1 << 16)], [1 << 16, 2.0])
+        report = mega.drain()
+        assert report.items_processed == 21 * 1024
+        assert report.telemetry.memory_budget_bytes == mega.memory_budget
+        assert report.telemetry.peak_memory_bytes is not None
+        assert report.telemetry.peak_memory_bytes <= mega.memory_budget
+
+
+@pytest.mark.parametrize("mega", [{"slots": 8, "workers": 1}], indirect=True)
+def test_slots_are_recycled_and_waited_for(mega: Megakernel) -> None:
+    x, outs = np.ones(64, np.float32), floats(500, 64)
+    for out in outs:
+        mega.submit("scale", [x], [out], [64, 1.0])
+    assert mega.drain().items_processed == 500
+    gate, y, _ = spin(mega)
+    for _ in range(7):
+        mega.submit("scale", [y], [floats(1)], [1, 1.0])
+    with pytest.raises(QueueError, match="MK510"):
+        mega.submit("scale", [y], [floats(1)], [1, 1.0], wait=False)
+    gate[0] = 1
+    assert mega.drain().items_processed == 8
+
+
+# ---------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"op": "nothing"}, "MK502: .*expected one of scale"),
+        ({"reads": {}}, "MK507: .*x is missing; pass it in reads="),
+        ({"reads": {"z": floats(64)}}, "MK507: .*reads: expected x, got 'z'"),
+        ({"writes": None}, "MK507: .*y is missing; pass it in writes="),
+        ({"params": {"n": 64}}, "MK507: .*by is missing; pass it in params="),
+        ({"params": [64]}, "MK507: .*params: expected n, by"),
+        ({"params": {"n": 0, "by": 1.0}}, "MK507: .*expected a value from 1"),
+        ({"params": {"n": 2.5, "by": 1.0}}, "MK507: .*whole number"),
+        ({"params": {"n": True, "by": 1.0}}, "MK507: .*whole number"),
+        ({"params": {"n": 2**70, "by": 1.0}}, "MK507: .*whole number of 64 bits"),
+        ({"params": {"n": 64, "by": "2"}}, "MK507: .*expected a number"),
+        ({"params": {"n": 64, "by": 1e300}}, "MK507: .*fits f32"),
+        ({"params": {"n": 63, "by": 1.0}}, "MK507: .*expected 63 elements along axis 0.*got 64"),
+        ({"reads": {"x": np.zeros(64)}}, "MK507: .*expected f32, got f64"),
+        ({"reads": {"x": floats(128)[::2]}}, "MK507: .*contiguous"),
+        ({"reads": {"x": floats(8, 8)}}, "MK507: .*expected 1 dimensions, got 2"),
+        ({"reads": {"x": "text"}}, "MK507: .*expected a Buffer or an array"),
+        ({"priority": 5}, "MK509: .*critical, high, normal, low, idle"),
+        ({"priority": "urgent"}, "MK509"),
+        ({"params": {"n": 70000, "by": 1.0}, "wide": 70000}, "MK503: .*at most 1024"),
+    ],
+)
+def test_a_bad_submission_is_refused_whole(
+    mega: Megakernel, given: dict[str, Any], words: str
+) -> None:
+    size = given.pop("wide", 64)
+    arguments: dict[str, Any] = {
+        "op": "scale",
+        "reads": {"x": floats(size)},
+        "writes": {"y": floats(size)},
+        "params": {"n": size, "by": 1.0},
+        **given,
+    }
+    with pytest.raises(QueueError, match=words):
+        mega.submit(**arguments)
+    x, y = np.ones(64, np.float32), floats(64)
+    mega.submit("scale", [x], [y], [64, 2.0])
+    report = mega.drain()
+    assert (report.items_processed, len(report.tasks)) == (1, 1)
+
+
+def test_memory_that_is_read_only_or_shared_is_refused(mega: Megakernel) -> None:
+    x, y = floats(64), floats(64)
+    y.flags.writeable = False
+    with pytest.raises(QueueError, match=r"MK507: .*read-only"):
+        mega.submit("scale", [x], [y], [64, 1.0])
+    with pytest.raises(QueueError, match=r"MK507: .*shares 256 bytes with x"):
+        mega.submit("scale", [x], [x], [64, 1.0])
+
+
+def test_a_batch_is_published_whole_or_not_at_all(mega: Megakernel) -> None:
+    x, outs = np.ones(64, np.float32), floats(10, 64)
+
+    def submit_all(sizes: list[int]) -> None:
+        with mega.batch():
+            for size in sizes:
+                mega.submit("scale", [x], [floats(64)], [size, 1.0])
+            if len(sizes) == 1:
+                raise ZeroDivisionError
+
+    with pytest.raises(QueueError, match="MK507"):
+        submit_all([64, 63])
+    with pytest.raises(ZeroDivisionError):
+        submit_all([64])
+    with pytest.raises(QueueError, match=r"submission 2 of 3.*from 1"):
+        mega.submit_many("scale", [x], [floats(3, 64)], [np.array([64, 64, 0]), 1.0])
+    with pytest.raises(QueueError, match="MK503"):
+        submit_all([64] * 1025)
+    with mega.batch():
+        numbers = [mega.submit("scale", [x], [out], [64, 1.0]) for out in outs]
+        assert not outs.any()
+    report = mega.drain()
+    assert numbers == list(range(10))
+    assert (report.items_processed, len(report.tasks)) == (10, 10)
+    with pytest.raises(QueueError, match="MK510"), mega.batch(), mega.batch():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"by": np.ones(2)}, "each of 3 submissions, got 2"),
+        ({"n": np.ones(3)}, "expected a whole number for each"),
+        ({"x": floats(2, 64)}, "expected a first axis of 3"),
+        ({"x": [floats(64)] * 2}, "expected 3 arrays, got 2"),
+        ({"x": [floats(64), floats(64), floats(32)]}, "arrays of one shape"),
+        ({"priority": [0, 1]}, "expected 3 numbers from 0 to 4"),
+        ({"priority": [0, 1, 9]}, "MK509"),
+    ],
+)
+def test_bad_columns_are_refused(mega: Megakernel, given: dict[str, Any], words: str) -> None:
+    priority = given.pop("priority", 2)
+    columns: dict[str, Any] = {"x": floats(3, 64), "n": 64, "by": 1.0, **given}
+    with pytest.raises(QueueError, match=words):
+        mega.submit_many(
+            "scale",
+            {"x": columns["x"]},
+            {"y": floats(3, 64)},
+            {"n": columns["n"], "by": columns["by"]},
+            count=3,
+            priority=priority,
+        )
+    assert mega.drain().items_processed == 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", True])
+def test_a_deadline_is_a_time(mega: Megakernel, seconds: Any) -> None:
+    with pytest.raises(QueueError, match="MK508"):
+        mega.drain(seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": 0}, "workers: MK511: .*expected 1 to 255, got 0"),
+        ({"workers": 1000}, "MK511"),
+        ({"slots": 0}, "slots"),
+        ({"slots": 2**40}, "slots: MK511: .*expected 1 to 16777216"),
+        ({"slots": 1.5}, "slots"),
+        ({"memory_budget": -1}, "memory_budget"),
+        ({"retry_limit": -1}, "retry_limit"),
+        ({"retry_codes": [0]}, "retry_codes"),
+        ({"cache": "here"}, "expected a KernelCache"),
+        ({"name": ""}, "expected text"),
+        ({"device": "NULL"}, "expected CPU, got NULL"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(QueueError, match=words):
+        Megakernel(**{"device": "CPU", "ops": [SCALE], **options})
+
+
+def test_kernels_that_cannot_be_ops_are_refused() -> None:
+    plain = Kernel(
+        "plain", "void plain(float* y) { y[0] = 1; }", [Param("y", "f32", 1, "write")], language="c"
+    )
+    for ops in ([plain], [Kernel.from_json({**SCALE.to_json(), "host_parallel_safe": False})], [3]):
+        with pytest.raises(QueueError, match="MK501"):
+            Megakernel("CPU", ops)  # type: ignore[arg-type]
+    for empty in ([], {}, "scale", [SCALE, SCALE]):
+        with pytest.raises(QueueError, match="MK511"):
+            Megakernel("CPU", empty)  # type: ignore[arg-type]
+    broken = Kernel(
+        "broken",
+        "BRICKLINE void broken(Block& block, float* y) { y[0] = nothing; }",
+        [Param("y", "f32", 1, "write")],
+    )
+    with pytest.raises(CompileError):
+        Megakernel("CPU", [broken])
+
+
+def test_waiting_for_what_there_is_not(mega: Megakernel) -> None:
+    with pytest.raises(QueueError, match="MK513"):
+        mega.wait(0)
+    gate, _, number = spin(mega)
+    assert mega.wait(number, 0.01) is None
+    with pytest.raises(QueueError, match="MK510"):
+        mega.report()
+    gate[0] = 1
+    assert mega.wait(number) is TaskState.DONE
+
+
+def test_a_closed_queue_says_so(mega: Megakernel) -> None:
+    mega.close()
+    assert mega.state == "closed"
+    for call in (mega.drain, mega.report, mega.clear):
+        with pytest.raises(QueueError, match="MK505"):
+            call()
+    mega.close()
+    mega.stop()
+
+
+def test_every_code_has_words() -> None:
+    assert list(REASONS) == sorted(REASONS)
+    assert all(code.startswith("MK5") and words for code, words in REASONS.items())
+    assert [each.lower() for each in Priority.__members__] == [
+        *("critical", "high", "normal", "low", "idle")
+    ]
+
+
+# ------------------------------------------------------------------------------------------ reports
+
+
+@pytest.mark.parametrize("mega", [{"trace": True, "lineage": True}], indirect=True)
+def test_a_report_tells_where_values_came_from(mega: Megakernel) -> None:
+    x, y, z = np.ones(64, np.float32), floats(64), floats(64)
+    mega.submit("scale", [x], [y], [64, 2.0])
+    mega.submit("scale", [x], [z], [64, 2.0])
+    mega.submit("scale", [y], [z], [64, 2.0])
+    report = mega.drain(outputs={"z": z, "x": x})
+    assert report.flow is not None
+    assert [report.flow.direct(task) for task in range(3)] == [[], [], [0]]
+    assert report.outputs == {"z": (2,), "x": ()}
+    assert report.lineage_items == 3
+    assert report.spans is not None
+    assert sorted(report.spans.task.tolist()) == [0, 1, 2]
+    ended = dict(zip(report.spans.task.tolist(), report.spans.end_ns.tolist(), strict=True))
+    began = dict(zip(report.spans.task.tolist(), report.spans.ready_ns.tolist(), strict=True))
+    assert began[2] >= max(ended[0], ended[1])
+    assert report.wall_time_ns >= max(ended.values())
+    assert report.telemetry.frontier_density_bps is not None
+    second = mega.drain()
+    assert second.flow is not None
+    assert len(second.flow) == 0
+
+
+def test_outputs_need_lineage(mega: Megakernel) -> None:
+    with pytest.raises(QueueError, match="lineage=True"):
+        mega.drain(outputs={"y": floats(1)})
+
+
+def test_a_report_is_saved_and_shown(mega: Megakernel, tmp_path: Any) -> None:
+    x, outs = np.ones(64, np.float32), floats(10, 64)
+    mega.submit_many("scale", [x], [outs], [64, 2.0], priority=Priority.HIGH)
+    report = mega.drain()
+    report.save(tmp_path / "queue.megakernel.json")
+    again = type(report).load(tmp_path / "queue.megakernel.json")
+    assert again.items_processed == 10
+    assert report.tasks.priority is not None
+    assert report.tasks.priority.tolist() == [1] * 10
+    figures = report.telemetry.known()
+    assert figures["execution_mode"] == "threads"
+    assert figures["capacity"] == 1024
+    assert report.queue_plan_ns is not None
+    assert report.queue_publish_ns is not None
+    assert report.backend_dispatch_ns is not None
+    assert 0 < report.queue_plan_ns < report.wall_time_ns
+    assert 0 < report.queue_publish_ns < report.wall_time_ns
+    assert 0 < report.backend_dispatch_ns <= report.wall_time_ns

@@ -1,0 +1,545 @@
+// The engine of queues on threads: random submissions with hazards against the same ones executed one
+// after the other, with faults and retries, fed while they run; and how it ends: deadline, stop, an item
+// that never returns, a fork. Every op also checks for itself that nobody else is at its memory.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "clock.h"
+#include "mega_queue.h"
+#include "native_test.h"
+
+using namespace brickline;
+using namespace native_test;
+
+namespace {
+
+constexpr uint64_t FOREVER = MegaQueueEngine::FOREVER;
+
+uint64_t mix(uint64_t a, uint64_t b) {
+    a = (a ^ b) * 0x9e3779b97f4a7c15ull;
+    return a ^ (a >> 29);
+}
+
+// Memory of cells. An op reads two and writes one; each cell has a word for each of its blocks.
+struct World {
+    static constexpr uint32_t BLOCKS = 4;
+    explicit World(uint32_t count) : cells(count), users(count) {
+        for (auto& each : cells) each.fill(0);
+        for (auto& each : users) each = 0;
+    }
+    std::vector<std::array<uint64_t, BLOCKS>> cells;
+    std::vector<std::atomic<int32_t>> users;  // readers, or -1: a writer
+    std::atomic<uint64_t> complaints{0}, executions{0};
+};
+
+struct Task {
+    uint32_t a, b, to, blocks;
+    uint64_t salt;
+    uint32_t fails = 0;             // so many executions of a block report a fault
+    bool is_value_read = true;      // else it only overwrites
+    std::atomic<uint32_t> inside{0};
+    std::atomic<uint32_t> tries[World::BLOCKS] = {};
+};
+
+void linger(uint64_t rounds) {
+    volatile uint64_t sink = 0;
+    for (uint64_t i = 0; i < rounds; ++i) sink = sink + i;
+}
+
+// Arguments: the world, the task. A task's first block to come in marks its cells, the last to go frees
+// them.
+void work(const brickline_launch* launch) {
+    World& world = **static_cast<World* const*>(launch->arguments[0]);
+    Task& task = **static_cast<Task* const*>(launch->arguments[1]);
+    const uint64_t block = launch->first;
+    if (launch->last != block + 1 || block >= task.blocks) world.complaints.fetch_add(1);
+    world.executions.fetch_add(1);
+    linger(task.salt % 64);
+    const uint32_t tried = task.tries[block].fetch_add(1);
+    if (tried < task.fails) {
+        *launch->fault = 17;
+        return;
+    }
+    if (world.users[task.to].load(std::memory_order_relaxed) > 0) world.complaints.fetch_add(1);
+    uint64_t value = task.salt + block;
+    if (task.is_value_read) {
+        for (uint32_t k = 0; k < World::BLOCKS; ++k) {
+            value = mix(value, world.cells[task.a][k]);
+            value = mix(value, world.cells[task.b][k]);
+        }
+    }
+    world.cells[task.to][block] = value;
+}
+
+MegaAccess access_of(const World& world, uint32_t cell, uint32_t mode, uint32_t blocks = World::BLOCKS) {
+    const auto begin = reinterpret_cast<uint64_t>(&world.cells[cell]);
+    return {begin, begin + blocks * 8, 0, 0, mode};
+}
+
+void add_job(MegaBatch& batch, World& world, Task& task, uint32_t priority = 2, uint32_t op = 0) {
+    MegaJob job;
+    job.op = op;
+    job.priority = priority;
+    job.grid[0] = task.blocks;
+    batch.jobs.push_back(job);
+    batch.items += task.blocks;
+    batch.arguments.push_back(reinterpret_cast<uint64_t>(&world));
+    batch.arguments.push_back(reinterpret_cast<uint64_t>(&task));
+    if (task.is_value_read) {
+        batch.accesses.push_back(access_of(world, task.a, MEGA_READ));
+        batch.accesses.push_back(access_of(world, task.b, MEGA_READ));
+    }
+    batch.accesses.push_back(access_of(world, task.to, MEGA_WRITE, task.blocks));
+    batch.access_end.push_back(uint32_t(batch.accesses.size()));
+}
+
+std::vector<MegaQueueOp> ops() { return {{&work, 2, 0}, {nullptr, 2, 0}}; }
+
+MegaQueueOptions options(uint32_t workers, uint32_t slots) {
+    MegaQueueOptions chosen;
+    chosen.workers = workers;
+    chosen.slots = slots;
+    return chosen;
+}
+
+// ------------------------------------------------------------------------------------- against a serial run
+
+struct Case {
+    World world{12}, expected{12};
+    std::vector<std::unique_ptr<Task>> tasks;
+    std::vector<MegaSubmissionState> states;  // as they must be
+};
+
+std::unique_ptr<Case> random_case(Random& random, uint32_t count, uint32_t retry_limit, bool has_faults) {
+    auto made = std::make_unique<Case>();
+    std::vector<std::array<bool, World::BLOCKS>> is_missing(12);  // words that a task should have written
+    for (auto& each : is_missing) each.fill(false);
+    for (uint32_t k = 0; k < count; ++k) {
+        auto task = std::make_unique<Task>();
+        task->a = uint32_t(random.below(12));
+        task->b = uint32_t(random.below(12));
+        do task->to = uint32_t(random.below(12));
+        while (task->to == task->a || task->to == task->b);
+        task->blocks = uint32_t(1 + random.below(World::BLOCKS));
+        task->salt = random.bits();
+        task->is_value_read = !random.one_in(5);
+        if (has_faults && random.one_in(8)) task->fails = uint32_t(1 + random.below(4));
+        const bool reads_missing =
+            task->is_value_read &&
+            (std::any_of(is_missing[task->a].begin(), is_missing[task->a].end(), [](bool is) { return is; }) ||
+             std::any_of(is_missing[task->b].begin(), is_missing[task->b].end(), [](bool is) { return is; }));
+        const bool fails = task->fails > retry_limit;
+        const auto state = reads_missing ? MegaSubmissionState::Skipped
+                           : fails       ? MegaSubmissionState::Faulted : MegaSubmissionState::Done;
+        made->states.push_back(state);
+        for (uint32_t block = 0; block < task->blocks; ++block)
+            is_missing[task->to][block] = state != MegaSubmissionState::Done;
+        if (state == MegaSubmissionState::Done) {
+            const Task& t = *task;
+            for (uint64_t block = 0; block < t.blocks; ++block) {
+                uint64_t value = t.salt + block;
+                for (uint32_t i = 0; t.is_value_read && i < World::BLOCKS; ++i) {
+                    value = mix(value, made->expected.cells[t.a][i]);
+                    value = mix(value, made->expected.cells[t.b][i]);
+                }
+                made->expected.cells[t.to][block] = value;
+            }
+        }
+        made->tasks.push_back(std::move(task));
+    }
+    return made;
+}
+
+void check_random(Random& random, uint32_t workers, uint32_t slots, uint32_t count, bool has_faults, uint64_t seed) {
+    MegaQueueOptions chosen = options(workers, slots);
+    chosen.delay_seed = seed;
+    chosen.retry_limit = has_faults ? 2 : 0;
+    if (has_faults) chosen.retry_codes = {17};
+    chosen.has_lineage = random.one_in(2);
+    chosen.is_recorded = random.one_in(2);
+    MegaQueueEngine engine(chosen, ops());
+    for (int period = 0; period < 2; ++period) {
+        const auto made = random_case(random, count, chosen.retry_limit, has_faults);
+        uint64_t items = 0;
+        for (uint32_t k = 0; k < count;) {
+            MegaBatch batch;
+            for (uint64_t n = 1 + random.below(6); n > 0 && k < count; --n) {
+                if (batch.items + made->tasks[k]->blocks > slots) break;
+                add_job(batch, made->world, *made->tasks[k], uint32_t(random.below(MEGA_PRIORITIES)));
+                ++k;
+            }
+            items += batch.items;
+            const MegaPublished published = engine.publish(batch, FOREVER, nullptr);
+            check(published.refused == MegaRefused::None, "a batch is published");
+        }
+        check(engine.drain(FOREVER, nullptr) == MegaQueueWait::Done, "all is done");
+        const MegaQueueTotals totals = engine.totals();
+        check_equal(totals.published, items, "items published");
+        check_equal(totals.done + totals.faulted + totals.skipped, items, "no item is lost");
+        bool is_same = true, are_states = true;
+        for (uint32_t cell = 0; cell < 12; ++cell)
+            is_same &= made->world.cells[cell] == made->expected.cells[cell] || has_faults;
+        if (has_faults) {  // words of a submission that faulted are any
+            for (uint32_t k = 0; k < count; ++k)
+                are_states &= engine.rows()[k].state == made->states[k];
+        }
+        check(is_same, "the memory is that of a serial run");
+        check(are_states, "submissions end as in a serial run");
+        check_equal(made->world.complaints.load(), 0u, "complaints of items");
+        check(engine.problem().empty(), "the queue is sound: " + engine.problem());
+        check_equal(engine.free_slots(), slots, "all slots are free again");
+        uint64_t executed = 0;
+        for (uint32_t k = 0; k < workers; ++k) executed += engine.worker(k).items;
+        check_equal(executed, made->world.executions.load(), "executions counted by workers");
+        uint64_t skipped = 0;
+        for (uint32_t k = 0; k < workers; ++k) skipped += engine.worker(k).skipped;
+        check_equal(skipped, totals.skipped, "skipped items counted by workers");
+        check_equal(executed, totals.done + totals.faulted + totals.requeued, "items put back are executed again");
+        if (chosen.is_recorded) check_equal(engine.records().size(), executed, "items recorded");
+        if (chosen.has_lineage) check_equal(engine.sources().ends.size(), count, "sources of each submission");
+        engine.begin_again();
+        check_equal(engine.totals().published, 0u, "a new period is empty");
+    }
+}
+
+// --------------------------------------------------------------------------------------------- priorities
+
+struct Order {
+    std::atomic<uint32_t> next{0};
+    std::atomic<uint32_t> when[4096];
+    std::atomic<bool> is_held{true};
+};
+
+void hold(const brickline_launch* launch) {
+    Order& order = **static_cast<Order* const*>(launch->arguments[0]);
+    while (order.is_held.load()) ::usleep(100);
+}
+void note(const brickline_launch* launch) {
+    Order& order = **static_cast<Order* const*>(launch->arguments[0]);
+    const uint64_t number = *static_cast<const uint64_t*>(launch->arguments[1]);
+    order.when[number].store(order.next.fetch_add(1));
+}
+
+void add_note(MegaBatch& batch, Order& order, uint32_t op, uint64_t number, uint32_t priority, uint32_t blocks = 1) {
+    MegaJob job;
+    job.op = op;
+    job.priority = priority;
+    job.grid[0] = blocks;
+    batch.jobs.push_back(job);
+    batch.items += blocks;
+    batch.arguments.push_back(reinterpret_cast<uint64_t>(&order));
+    batch.arguments.push_back(number);
+    batch.access_end.push_back(uint32_t(batch.accesses.size()));
+}
+
+// One worker is held while all priorities fill up; then urgent ones go first, and idle ones go on, too.
+void check_priorities() {
+    constexpr uint32_t EACH = 200;
+    auto order = std::make_unique<Order>();
+    MegaQueueEngine engine(options(1, 4096), {{&hold, 2, 0}, {&note, 2, 0}});
+    MegaBatch first;
+    add_note(first, *order, 0, 0, 0);
+    engine.publish(first, FOREVER, nullptr);
+    while (!engine.worker(0).is_inside) ::usleep(100);
+    MegaBatch batch;
+    for (uint32_t k = 0; k < 5 * EACH; ++k) add_note(batch, *order, 1, k, 4 - k / EACH);  // idle ones are older
+    engine.publish(batch, FOREVER, nullptr);
+    order->is_held.store(false);
+    check(engine.drain(FOREVER, nullptr) == MegaQueueWait::Done, "priorities: all is done");
+    uint32_t last_critical = 0, last_idle = 0, first_idle = ~0u;
+    for (uint32_t k = 4 * EACH; k < 5 * EACH; ++k) last_critical = std::max(last_critical, order->when[k].load());
+    for (uint32_t k = 0; k < EACH; ++k) {
+        last_idle = std::max(last_idle, order->when[k].load());
+        first_idle = std::min(first_idle, order->when[k].load());
+    }
+    // Of eight picks seven take the most urgent item, and one the oldest.
+    check(last_critical <= EACH * 8 / 7 + 2, "urgent work is not kept waiting by what is older");
+    check(first_idle <= MEGA_OLDEST_EVERY, "the oldest item has its turn");
+    check(last_idle > 4 * EACH, "idle work does not go before urgent work");
+}
+
+// The guard of another system took lower priorities alone after 16 urgent items, and then for ever.
+void check_only_urgent() {
+    auto order = std::make_unique<Order>();
+    order->is_held.store(false);
+    MegaQueueEngine engine(options(2, 4096), {{&hold, 2, 0}, {&note, 2, 0}});
+    for (const uint32_t priority : {0u, 4u}) {
+        MegaBatch batch;
+        for (uint32_t k = 0; k < 1000; ++k) add_note(batch, *order, 1, k, priority);
+        engine.publish(batch, FOREVER, nullptr);
+        check(engine.drain(monotonic_ns() + 30'000'000'000, nullptr) == MegaQueueWait::Done, "one priority alone");
+    }
+}
+
+struct Sum {
+    double value = 0;
+    std::atomic<uint32_t> inside{0};
+    uint32_t last = 0;
+    bool is_mixed = false;
+};
+void add_up(const brickline_launch* launch) {
+    Sum& sum = **static_cast<Sum* const*>(launch->arguments[0]);
+    if (sum.inside.fetch_add(1)) sum.is_mixed = true;
+    if (launch->first != 0 && launch->first != sum.last + 1) sum.is_mixed = true;
+    sum.last = uint32_t(launch->first);
+    sum.value += 1.0 / double(launch->first + 1);
+    linger(50);
+    sum.inside.fetch_sub(1);
+}
+
+void check_in_order() {
+    Sum sum;
+    MegaQueueEngine engine(options(3, 1024), {{&add_up, 1, MEGA_IN_ORDER}});
+    MegaBatch batch;
+    MegaJob job;
+    job.grid[0] = 500;
+    batch.jobs = {job};
+    batch.items = 500;
+    batch.arguments = {reinterpret_cast<uint64_t>(&sum)};
+    batch.access_end = {0};
+    engine.publish(batch, FOREVER, nullptr);
+    engine.drain(FOREVER, nullptr);
+    double expected = 0;
+    for (int k = 1; k <= 500; ++k) expected += 1.0 / k;
+    check(!sum.is_mixed && sum.value == expected, "items that add up run one after the other, in order");
+}
+
+// ------------------------------------------------------------------------------------------- refusals
+
+void check_refusals() {
+    World world(4);
+    Task task;
+    task.a = 0, task.b = 1, task.to = 2, task.blocks = 2, task.salt = 1;
+    MegaQueueEngine engine(options(1, 8), ops());
+    const auto refused = [&](auto change) {
+        MegaBatch batch;
+        add_job(batch, world, task);
+        change(batch);
+        return engine.publish(batch, FOREVER, nullptr).refused;
+    };
+    check(refused([](MegaBatch& b) { b.clear(); }) == MegaRefused::NoJobs, "an empty batch");
+    check(refused([](MegaBatch& b) { b.jobs[0].op = 2; }) == MegaRefused::Op, "an op that there is not");
+    check(refused([](MegaBatch& b) { b.jobs[0].priority = 5; }) == MegaRefused::Priority, "a sixth priority");
+    check(refused([](MegaBatch& b) { b.jobs[0].grid[1] = 0; }) == MegaRefused::Grid, "no block");
+    check(refused([](MegaBatch& b) { b.jobs[0].grid[0] = 9; }) == MegaRefused::Grid, "more blocks than slots");
+    check(refused([](MegaBatch& b) { std::fill_n(b.jobs[0].grid, 3, 0x7fffffffu); }) == MegaRefused::Grid, "huge grids");
+    check(refused([](MegaBatch& b) { b.arguments.pop_back(); }) == MegaRefused::Op, "an argument too few");
+    check(refused([](MegaBatch& b) { b.access_end[0] = 99; }) == MegaRefused::Accesses, "accesses that are not there");
+    check(refused([](MegaBatch& b) { std::swap(b.accesses[0].begin, b.accesses[0].end); }) == MegaRefused::Accesses,
+          "a range that ends before it begins");
+    check(refused([](MegaBatch& b) { b.accesses[0].mode = 4; }) == MegaRefused::Accesses, "an unknown access");
+    check_equal(world.executions.load(), 0u, "nothing that was refused ran");
+    check_equal(engine.free_slots(), 8u, "nor took a slot");
+    MegaBatch many;
+    for (int k = 0; k < 5; ++k) add_job(many, world, task);
+    check(engine.publish(many, FOREVER, nullptr).refused == MegaRefused::Items, "a batch larger than the queue");
+    for (const auto& [workers, slots] : {std::pair(0u, 1u), {256u, 1u}, {1u, 0u}, {1u, ~0u}}) {
+        try {
+            MegaQueueEngine(options(workers, slots), ops());
+            check(false, "an engine of an impossible size");
+        } catch (const std::invalid_argument&) {
+            check(true, "an engine of an impossible size is refused before it is allocated");
+        }
+    }
+}
+
+// An op without a function is a fault of its items, not of the queue.
+void check_unknown_op() {
+    World world(4);
+    Task task;
+    task.a = 0, task.b = 1, task.to = 2, task.blocks = 2, task.salt = 1;
+    MegaQueueEngine engine(options(2, 8), ops());
+    MegaBatch batch;
+    add_job(batch, world, task, 2, 1);
+    engine.publish(batch, FOREVER, nullptr);
+    check(engine.drain(FOREVER, nullptr) == MegaQueueWait::Done, "an unknown op ends");
+    check_equal(engine.faults().size(), 2u, "its items are faults");
+    check(!engine.faults().empty() && engine.faults()[0].code == MEGA_FAULT_UNKNOWN_OP, "with a code");
+}
+
+// ------------------------------------------------------------------------------------------- the end
+
+void check_deadline() {
+    auto order = std::make_unique<Order>();
+    MegaQueueEngine engine(options(2, 4096), {{&hold, 2, 0}, {&note, 2, 0}});
+    std::thread later([&] {
+        ::usleep(300'000);
+        order->is_held.store(false);
+    });
+    MegaBatch batch;
+    add_note(batch, *order, 0, 0, 0, 2);  // both workers are held for longer than the deadline
+    for (uint32_t k = 0; k < 100; ++k) add_note(batch, *order, 1, k, 3);
+    engine.publish(batch, FOREVER, nullptr);
+    const MegaQueueWait ended = engine.drain(monotonic_ns() + 50'000'000, nullptr);
+    check(ended == MegaQueueWait::Expired, "a deadline ends it");
+    later.join();
+    check_equal(order->next.load(), 0u, "nobody begins an item after the deadline");
+    uint64_t done = 0;
+    for (const MegaSubmissionRow& row : engine.rows_now()) done += row.done;
+    check_equal(done, 2u, "items that were under way are done");
+    check_equal(engine.open(), 100u, "the others are open");
+    check(engine.drain(FOREVER, nullptr) == MegaQueueWait::Done, "it goes on");
+    check_equal(engine.totals().done, 102u, "to the end");
+    // A deadline that comes while everybody sleeps.
+    check(engine.drain(monotonic_ns() + 20'000'000, nullptr) == MegaQueueWait::Done, "nothing to do");
+}
+
+void check_clear() {
+    auto order = std::make_unique<Order>();
+    MegaQueueEngine engine(options(1, 256), {{&hold, 2, 0}, {&note, 2, 0}});
+    MegaBatch batch;
+    add_note(batch, *order, 0, 0, 0);
+    for (uint32_t k = 0; k < 100; ++k) add_note(batch, *order, 1, k, 3);
+    engine.publish(batch, FOREVER, nullptr);
+    while (!engine.worker(0).is_inside) ::usleep(100);
+    std::thread later([&] {
+        ::usleep(50'000);
+        order->is_held.store(false);
+    });
+    check(engine.drain(monotonic_ns() + 1, nullptr) == MegaQueueWait::Expired, "what remains");
+    later.join();
+    engine.clear();
+    check_equal(engine.totals().cancelled, 100u, "is cancelled");
+    check_equal(engine.free_slots(), 256u, "slots are free");
+    check_equal(engine.open(), 0u, "nothing is open");
+    engine.begin_again();
+    MegaBatch more;
+    add_note(more, *order, 1, 7, 2);
+    engine.publish(more, FOREVER, nullptr);
+    check(engine.drain(FOREVER, nullptr) == MegaQueueWait::Done && order->next == 1, "a cleared queue works");
+}
+
+void check_stop_while_fed() {
+    for (int round = 0; round < 20; ++round) {
+        auto order = std::make_unique<Order>();
+        MegaQueueEngine engine(options(2, 64), {{&hold, 2, 0}, {&note, 2, 0}});
+        std::thread stopper([&] {
+            ::usleep(uint32_t(500 * round));
+            engine.stop();
+        });
+        uint64_t items = 0;
+        for (;;) {
+            MegaBatch batch;
+            for (uint32_t k = 0; k < 16; ++k) add_note(batch, *order, 1, k, 2);
+            const MegaPublished published = engine.publish(batch, FOREVER, nullptr);
+            if (published.refused != MegaRefused::None) {
+                check(published.refused == MegaRefused::State, "a stopped queue takes nothing");
+                break;
+            }
+            items += 16;
+        }
+        stopper.join();
+        check(engine.join() == MegaQueueWait::Stopped, "workers leave");
+        uint64_t done = 0;
+        for (const MegaSubmissionRow& row : engine.rows_now()) done += row.done;
+        check_equal(done, order->next.load(), "what was done is what is reported");
+        check_equal(engine.totals().published, items, "and what was published, too");
+    }
+}
+
+void check_hang() {
+    auto order = std::make_unique<Order>();
+    auto engine = std::make_unique<MegaQueueEngine>([] {
+        MegaQueueOptions chosen = options(2, 64);
+        chosen.grace_ns = 200'000'000;
+        return chosen;
+    }(), std::vector<MegaQueueOp>{{&hold, 2, 0}, {&note, 2, 0}});
+    uint64_t memory = 0;
+    const MegaAccess writes = {reinterpret_cast<uint64_t>(&memory), reinterpret_cast<uint64_t>(&memory + 1), 0, 0, 2};
+    const MegaAccess reads = {writes.begin, writes.end, 0, 0, 1};
+    MegaBatch batch;
+    add_note(batch, *order, 0, 0, 2);
+    batch.accesses.push_back(writes);
+    batch.access_end.back() = 1;
+    add_note(batch, *order, 1, 1, 2);
+    batch.accesses.push_back(reads);
+    batch.access_end.back() = 2;
+    add_note(batch, *order, 1, 2, 2);
+    engine->publish(batch, FOREVER, nullptr);
+    const uint64_t begin_ns = monotonic_ns();
+    check(engine->drain(begin_ns + 100'000'000, nullptr) == MegaQueueWait::Hung, "an item that never returns");
+    check(monotonic_ns() - begin_ns < 2'000'000'000, "is noticed in time");
+    check(engine->state() == MegaQueueState::Dead, "the engine is dead");
+    const std::vector<MegaHung> hung = engine->hung();
+    check_equal(hung.size(), 1u, "one worker hangs");
+    if (!hung.empty()) {
+        check(hung[0].submission == 0 && hung[0].block == 0 && hung[0].op == 0, "at that item");
+        check(hung[0].waiter == 1 && hung[0].waiters == 1, "and the second submission waits for it");
+    }
+    MegaBatch more;
+    add_note(more, *order, 1, 3, 2);
+    check(engine->publish(more, FOREVER, nullptr).refused == MegaRefused::State, "a dead engine takes nothing");
+    engine.reset();  // does not wait for it
+    check(true, "a dead engine can be closed");
+    order->is_held.store(false);
+    ::usleep(100'000);  // it returns into memory that is still there
+}
+
+void check_fork() {
+    auto order = std::make_unique<Order>();
+    auto engine = std::make_unique<MegaQueueEngine>(options(2, 64), std::vector<MegaQueueOp>{{&hold, 2, 0}, {&note, 2, 0}});
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const bool is_foreign = engine->is_foreign();
+        engine.reset();
+        ::_exit(is_foreign ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child knows that the queue is its parent's");
+    check(!engine->is_foreign(), "the parent goes on");
+    MegaBatch batch;
+    add_note(batch, *order, 1, 7, 2);
+    engine->publish(batch, FOREVER, nullptr);
+    check(engine->drain(FOREVER, nullptr) == MegaQueueWait::Done, "as before");
+}
+
+// Sleeping workers are woken, again and again.
+void check_waking() {
+    auto order = std::make_unique<Order>();
+    order->is_held.store(false);
+    MegaQueueEngine engine(options(3, 64), {{&hold, 2, 0}, {&note, 2, 0}});
+    for (uint32_t round = 0; round < (UNDER_TSAN ? 100u : 300u); ++round) {
+        if (round % 10 == 0) ::usleep(500);
+        MegaBatch batch;
+        for (uint32_t k = 0; k <= round % 4; ++k) add_note(batch, *order, 1, k, 2);
+        engine.publish(batch, FOREVER, nullptr);
+        if (engine.drain(monotonic_ns() + 20'000'000'000, nullptr) != MegaQueueWait::Done) {
+            check(false, "a sleeping worker is woken");
+            return;
+        }
+    }
+    check(true, "sleeping workers are woken");
+}
+
+}  // namespace
+
+int main() {
+    watchdog(280);
+    Random random(7);
+    const uint32_t rounds = UNDER_TSAN ? 4 : 10;
+    for (uint32_t round = 0; round < rounds; ++round) {
+        for (const uint32_t workers : {1u, 2u, 4u}) {
+            const uint32_t slots = round % 2 ? 16 : 512;
+            check_random(random, workers, slots, UNDER_TSAN ? 300 : 1000, round % 3 == 1, round % 3 ? 0 : round + 1);
+        }
+    }
+    check_priorities();
+    check_only_urgent();
+    check_in_order();
+    check_refusals();
+    check_unknown_op();
+    check_deadline();
+    check_clear();
+    check_stop_while_fed();
+    check_waking();
+    check_fork();
+    check_hang();
+    return finish();
+}
