@@ -1,8 +1,8 @@
 """Claims: a queue of a megakernel costs little for an item on two cores, and beats thread pools.
 
 * Items that do nothing, from submission to report: at most 0.5 us each, 2 million a second; as
-  submissions of 64 blocks. Submissions of one block, each with memory and hazards of its own, are
-  printed beside it: there the host that plans and publishes them is what takes the time.
+  submissions of 64 blocks, and as submissions of one block, each with memory and hazards of its
+  own, where the host that plans and publishes them is what takes the time.
 * Items of 10 us against `concurrent.futures.ThreadPoolExecutor` and joblib's threads, which call
   the same compiled function with the GIL released: at most the time of the faster one.
 * A chain of items that wait for one another: what a hop costs; no target.
@@ -98,7 +98,7 @@ def nothing(blocks: int, items: int, repeats: int) -> dict[str, Any]:
         f"queue: an item that does nothing, {count:,} submissions of {blocks} blocks",
         figure,
         "us",
-        MOST_US if blocks > 1 else None,
+        MOST_US,
         note=f"{1 / figure:.2f} million items a second; {harness.spread(per_item, 3)} us",
     ).as_dict()
 

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from brickline.comparison.comparing import compare
     from brickline.device.base import Sampling, SyncMode, open_device
     from brickline.errors import BricklineError
+    from brickline.executor.megakernel.queue import Megakernel
     from brickline.executor.prepared import PreparedPlan
     from brickline.fingerprints import Fingerprint, distance, fingerprint
     from brickline.graph import ExecutionGraph
     from brickline.kernel import Kernel
     from brickline.kernel_arguments import Access, Param, Scalar
+    from brickline.megakernel_report import MegakernelReport
     from brickline.plan import Plan
     from brickline.profile import Profile
     from brickline.profile_rows import TileStats
@@ -52,6 +54,8 @@ __all__ = [
     "KernelCache",
     "KernelChecksum",
     "KernelTrace",
+    "Megakernel",
+    "MegakernelReport",
     "Param",
     "Plan",
     "PreparedPlan",
@@ -93,6 +97,8 @@ _LATER = {
     "KernelCache": "brickline.cache",
     "KernelChecksum": "brickline.checksums",
     "KernelTrace": "brickline.traces",
+    "Megakernel": "brickline.executor.megakernel.queue",
+    "MegakernelReport": "brickline.megakernel_report",
     "Param": "brickline.kernel_arguments",
     "Plan": "brickline.plan",
     "PreparedPlan": "brickline.executor.prepared",

@@ -32,6 +32,8 @@ PUBLIC = [
     "KernelCache",
     "KernelChecksum",
     "KernelTrace",
+    "Megakernel",
+    "MegakernelReport",
     "Param",
     "Plan",
     "PreparedPlan",
