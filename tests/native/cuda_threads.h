@@ -148,6 +148,8 @@ inline bool __any_sync(unsigned, bool value) {
 }
 
 inline size_t __cvta_generic_to_global(const void* from) { return reinterpret_cast<size_t>(from); }
+inline size_t __cvta_generic_to_shared(const void* from) { return reinterpret_cast<size_t>(from); }
+inline long long clock64() { return 0; }
 template <class T>
 T __ldcs(const T* from) { return *from; }
 template <class T>
