@@ -14,6 +14,7 @@ test: $(VENV)/.test-installed lint types native
 	$(BIN)/python -m pytest -q -m "not long" -n $(JOBS) --dist loadfile
 
 test-long: $(VENV)/.test-installed
+	BRICKLINE_LONG=1 $(BIN)/python tests/native/run_sanitized.py
 	$(BIN)/python -m pytest -q -m long
 
 lint: $(VENV)/.test-installed

@@ -132,9 +132,17 @@ def test_exclusive_time_is_kept_within_a_thread(tmp_path: Path) -> None:
 
 
 def test_a_hundred_short_threads_share_lanes(tmp_path: Path) -> None:
+    tasks: list[Path] = []
+
+    def work(_: int) -> None:
+        tasks.append(Path(f"/proc/self/task/{threading.get_native_id()}"))
+        p.stop(p.start("Work"), 2)
+
     with BrickProfiler("t", enabled=True, path=tmp_path / "run") as p:
         for _ in range(100):
-            in_threads(1, lambda _: p.stop(p.start("Work"), 2))
+            in_threads(1, work)
+            while tasks[-1].exists():  # Python joins a thread before the system has ended it
+                time.sleep(0)
     run = Run.open(tmp_path / "run")
     (part,) = run.parts
     assert len(part.lanes) <= 2
