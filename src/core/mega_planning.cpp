@@ -209,11 +209,30 @@ private:
 
     // ---------------------------------------------------------------------------------- regions
 
-    // Whether block b of one touches nothing that another block of the other does, but for what
-    // both only read.
-    bool are_blockwise(uint32_t a, uint32_t b) const {
-        for (const MegaAccess& x : m_tasks.accesses_of(a)) {
-            for (const MegaAccess& y : m_tasks.accesses_of(b)) {
+    // What the members of a region touch, each range once. Not only what a task waits for counts: a
+    // member that another one hides may read what the task writes.
+    std::vector<MegaAccess>& touched_by(uint32_t region) {
+        if (m_touched.size() <= region) m_touched.resize(m_heads.size());
+        std::vector<MegaAccess>& touched = m_touched[region];
+        if (touched.empty()) touch(touched, m_heads[region]);
+        return touched;
+    }
+    void touch(std::vector<MegaAccess>& touched, uint32_t task) const {
+        for (const MegaAccess& access : m_tasks.accesses_of(task)) {
+            const auto is_same = [&](const MegaAccess& each) {
+                return each.space == access.space && each.begin == access.begin && each.end == access.end &&
+                       each.per_block == access.per_block && each.mode == access.mode;
+            };
+            if (std::none_of(touched.begin(), touched.end(), is_same)) touched.push_back(access);
+        }
+    }
+
+    // Whether block b of a task touches nothing that another block of a region does, but for what both
+    // only read. Of a region that touches too much to look through, it is not known.
+    bool are_blockwise(const std::vector<MegaAccess>& touched, uint32_t task) const {
+        if (touched.size() > MOST_TOUCHED) return false;
+        for (const MegaAccess& x : touched) {
+            for (const MegaAccess& y : m_tasks.accesses_of(task)) {
                 if (x.space != y.space || !((x.mode | y.mode) & MEGA_WRITE)) continue;
                 if (x.begin >= y.end || y.begin >= x.end || x.begin == x.end || y.begin == y.end) continue;
                 if (x.per_block <= 0 || x.per_block != y.per_block || x.begin != y.begin) return false;
@@ -269,11 +288,11 @@ private:
             const MegaCode code = waits_for_region(outsider, region) ? MegaCode::Cycle : MegaCode::WaitsForOther;
             return refuse(before, task, code, outsider), false;
         }
-        bool is_blockwise = true;
         if (m_tasks.blocks[task] > 1) {
-            each_in(region, entries, [&](uint32_t member) { is_blockwise &= are_blockwise(member, task); });
+            std::vector<MegaAccess>& touched = touched_by(region);
+            if (!are_blockwise(touched, task)) return refuse(before, task, MegaCode::NotBlockwise), false;
+            touch(touched, task);
         }
-        if (!is_blockwise) return refuse(before, task, MegaCode::NotBlockwise), false;
         m_out.region[task] = region;
         m_tails[region] = task;
         return true;
@@ -348,6 +367,7 @@ private:
 
     const MegaTaskTable& m_tasks;
     const MegaPlanOptions& m_options;
+    static constexpr size_t MOST_TOUCHED = 64;
     static constexpr int LOOK_BACK = 2;
     HazardTracker m_tracker;
     MegaPlanned m_out;
@@ -356,6 +376,7 @@ private:
     MegaVector<uint64_t> m_finish;
     MegaVector<uint32_t> m_from;      // on whom the beginning of a task depends
     MegaVector<uint32_t> m_heads, m_tails;  // of regions, in the order in which they were found
+    std::vector<std::vector<MegaAccess>> m_touched;  // by regions whose blocks keep to themselves
     MegaVector<Facts> m_set_facts;
     MegaVector<uint32_t> m_kept, m_members;
 };
