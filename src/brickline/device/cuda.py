@@ -60,7 +60,6 @@ class CudaDevice(Device):
         )
         self.multiprocessors = int(facts.multiprocessor_count)
         self.is_cooperative = bool(facts.cooperative_launch)
-        self.compute_capability = divmod(int(self._device.arch), 10)
         self._fault = self.allocate((1,), "u32")
         self._fault_lock = threading.Lock()
         self._write(self._fault, np.zeros(1, np.uint32))
@@ -75,6 +74,11 @@ class CudaDevice(Device):
         finally:
             if int(before):
                 self._driver.cuCtxSetCurrent(before)
+
+    @cached_property
+    def compute_capability(self) -> tuple[int, int]:
+        """Major and minor number."""
+        return divmod(int(self._device.arch.rstrip("af")), 10)
 
     @cached_property
     def _architecture(self) -> str:
