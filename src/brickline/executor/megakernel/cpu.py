@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline import _core
-from brickline.executor.megakernel.tables import TASK, WAIT
+from brickline.executor.megakernel.tables import ProgramTables
 from brickline.megakernel_progress import FAULT, PROGRESS, RECORD
 from brickline.plan_launches import Launch
 
 
-class CpuEngine:
+class CpuEngine(ProgramTables):
     """Runs all launches of a plan on threads that share out the blocks.
 
     Args:
@@ -86,42 +86,28 @@ class CpuEngine:
         """Return what the last run moved: nothing, memory is the host's."""
         return {"bytes_uploaded": 0, "bytes_read_back": 0}
 
-    # ------------------------------------------------------------------------------------- tables
-
-    def tasks(self) -> NDArray[Any]:
-        """Return a row for each launch."""
-        return np.frombuffer(self._core.table("tasks"), TASK)
-
-    def waits(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the launches that each one waits for: first places and one more, and launches."""
-        tasks = self.tasks()
-        begin = np.append(tasks["first_wait"], tasks["waits"][-1:] + tasks["first_wait"][-1:])
-        return begin.astype(np.int64), np.frombuffer(self._core.table("waits"), WAIT)["task"]
-
-    def lists(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return where the list of each worker begins and one more, and the launches of all."""
-        begin = np.frombuffer(self._core.table("list_begin"), np.uint32)
-        return begin, np.frombuffer(self._core.table("lists"), np.uint32)
+    def _table(self, name: str) -> bytes:
+        return bytes(self._core.table(name))
 
     # ----------------------------------------------------------------------------- of the last run
 
     def progress(self) -> NDArray[Any]:
         """Return what each worker has done."""
-        return np.frombuffer(self._core.table("progress"), PROGRESS)
+        return np.frombuffer(self._table("progress"), PROGRESS)
 
     def faults(self) -> NDArray[Any]:
         """Return the first fault of each launch."""
-        return np.frombuffer(self._core.table("faults"), FAULT)
+        return np.frombuffer(self._table("faults"), FAULT)
 
     def items_done(self) -> NDArray[Any]:
         """Return how many items of each launch were executed without a fault."""
-        return np.frombuffer(self._core.table("items_done"), np.uint64).astype(np.int64)
+        return np.frombuffer(self._table("items_done"), np.uint64).astype(np.int64)
 
     def records(self) -> list[NDArray[Any]] | None:
         """Return what each worker recorded, entry by entry; None without a trace."""
         if not self._trace:
             return None
-        rows = np.frombuffer(self._core.table("records"), RECORD)
+        rows = np.frombuffer(self._table("records"), RECORD)
         begin, position = self.lists()[0], self.progress()["position"]
         # Entries that a worker did not come to are empty.
         return [rows[first : first + count] for first, count in zip(begin, position, strict=False)]

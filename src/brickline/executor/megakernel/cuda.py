@@ -18,7 +18,7 @@ from brickline.cache import CachedKernel, KernelCache
 from brickline.executor.megakernel.refusals import refusal
 from brickline.executor.megakernel.source import ENTRY, HELPERS, megakernel_source
 from brickline.executor.megakernel.streams import SLOT_BYTES, RowStream, row_stream
-from brickline.executor.megakernel.tables import TASK, WAIT
+from brickline.executor.megakernel.tables import JOINED, ProgramTables
 from brickline.kernel import Kernel
 from brickline.megakernel_progress import FAULT, NO_TASK, PROGRESS, RECORD
 from brickline.plan_launches import Launch, written_storages
@@ -40,7 +40,7 @@ _HUNG = 3
 """MegaState::Hung."""
 
 
-class CudaEngine:
+class CudaEngine(ProgramTables):
     """Runs all launches of a plan with one launch.
 
     Args:
@@ -251,6 +251,9 @@ class CudaEngine:
         """Counts changes of tasks, lists and waits."""
         return int(self._core.facts()["structure_version"])
 
+    def _table(self, name: str) -> bytes:
+        return bytes(self._core.table(name))
+
     # ------------------------------------------------------------------------------------ outcomes
 
     def outcome(self) -> dict[str, Any]:
@@ -301,21 +304,6 @@ class CudaEngine:
                 "block": int(faults["block"][where]),
             }
         return found
-
-    def tasks(self) -> NDArray[Any]:
-        """Return a row for each launch."""
-        return np.frombuffer(self._core.table("tasks"), TASK)
-
-    def waits(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the launches that each one waits for: first places and one more, and launches."""
-        tasks = self.tasks()
-        begin = np.append(tasks["first_wait"], tasks["waits"][-1:] + tasks["first_wait"][-1:])
-        return begin.astype(np.int64), np.frombuffer(self._core.table("waits"), WAIT)["task"]
-
-    def lists(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return where the list of each worker begins and one more, and the launches of all."""
-        begin = np.frombuffer(self._core.table("list_begin"), np.uint32)
-        return begin, np.frombuffer(self._core.table("lists"), np.uint32)
 
     def progress(self) -> NDArray[Any]:
         """Return what each worker has done."""
@@ -376,7 +364,7 @@ class CudaEngine:
         lost = faults["code"] != 0
         for number in np.flatnonzero(done < tasks["blocks"]):  # in order, so producers come first
             producers = waits[begin[number] : begin[number + 1]]
-            is_joined = bool(tasks["flags"][number] & 2)
+            is_joined = bool(tasks["flags"][number] & JOINED)
             skipped[number] = lost[producers].any() or (is_joined and lost[number - 1])
             lost[number] |= skipped[number]
         return list(zip((done >= tasks["blocks"]).tolist(), skipped.tolist(), strict=True))
