@@ -13,7 +13,6 @@
 // those that hazards.py finds, less those that others among them have waited for.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "mega_memory.h"
+#include "mega_sets.h"
 
 namespace brickline {
 
@@ -47,36 +46,12 @@ static_assert(sizeof(MegaAccess) == 32);
 inline constexpr uint32_t MEGA_SET = 1u << 31;         // an entry that is a set, not a task
 inline constexpr uint32_t MEGA_MAX_TASKS = MEGA_SET - 4;
 
-// Sets of tasks, each kept once: equal sets have equal numbers.
-class MegaSets {
-public:
-    MegaSets();
-    // The number of a set; members are ascending, each once.
-    uint32_t of(std::span<const uint32_t> members);
-    std::span<const uint32_t> operator[](uint32_t set) const {
-        return {m_members.data() + m_begin[set], m_begin[set + 1] - m_begin[set]};
-    }
-    uint32_t size() const { return uint32_t(m_begin.size() - 1); }
-    const MegaVector<uint64_t>& begins() const { return m_begin; }
-    const MegaVector<uint32_t>& members() const { return m_members; }
-    void clear();
-    // Begins and members; it is empty afterwards.
-    std::pair<MegaVector<uint64_t>, MegaVector<uint32_t>> take();
-
-private:
-    MegaVector<uint64_t> m_begin;
-    MegaVector<uint32_t> m_members;
-    MegaVector<uint32_t> m_table;  // set + 1, open addressing
-    MegaVector<uint32_t> m_hashes;
-    void grow();
-};
-
 // What a range held when it was asked for.
 struct MegaVersion {
     // Who wrote last to any byte of it, + 2; 1: it is older than all tasks; 0: nobody. No two states of
     // one range have the same: a newer write to any of its bytes has a greater number.
-    uint32_t newest = 0;
-    bool has_unwritten = false;  // a byte that nobody wrote, nor `add_initial`
+    uint32_t newest;
+    bool has_unwritten;  // a byte that nobody wrote, nor `add_initial`
 };
 
 // Reads and writes of tasks, in the order in which they are submitted.
@@ -92,6 +67,9 @@ public:
     HazardTracker(HazardTracker&&) noexcept;
     HazardTracker& operator=(HazardTracker&&) noexcept;
 
+    // Says how many accesses are to come, about, so that memory is asked for once.
+    void reserve(size_t accesses);
+
     // Notes a task; returns its producers as ascending numbers, each once.
     std::span<const uint32_t> add(uint32_t task, std::span<const MegaAccess> accesses);
 
@@ -99,8 +77,12 @@ public:
     // `sets()`. Entries may overlap. Costs as many steps as there are entries, about.
     std::span<const uint32_t> add_shared(uint32_t task, std::span<const MegaAccess> accesses);
 
-    // After `add` or `add_shared`: what each access found, before the task's own writes. Of accesses
-    // that write alone, nothing.
+    // The same, and notes what each access found in `versions`, of which there are as many.
+    std::span<const uint32_t> add_shared(uint32_t task, std::span<const MegaAccess> accesses,
+                                         std::span<MegaVersion> versions);
+
+    // After `add`, or `add_shared` without them: what each access found, before the task's own writes. Of
+    // accesses that write alone, nothing.
     std::span<const MegaVersion> versions() const;
 
     // After `add` or `add_shared`: those among its producers who wrote what it reads, as entries. Kept

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <new>
+#include <utility>
 #include <vector>
 
 namespace brickline {
@@ -20,6 +22,15 @@ struct MegaAllocator {
     MegaAllocator(const MegaAllocator<Other>&) noexcept {}  // NOLINT: allocators convert
     T* allocate(size_t count) { return static_cast<T*>(mega_allocate(count * sizeof(T))); }
     void deallocate(T* memory, size_t count) noexcept { mega_free(memory, count * sizeof(T)); }
+    // `resize` leaves numbers as they are in memory, for whoever fills them; `assign` gives them a value.
+    template <class Other>
+    void construct(Other* place) noexcept(noexcept(::new (place) Other)) {
+        ::new (static_cast<void*>(place)) Other;
+    }
+    template <class Other, class... Arguments>
+    void construct(Other* place, Arguments&&... arguments) {
+        ::new (static_cast<void*>(place)) Other(std::forward<Arguments>(arguments)...);
+    }
     friend bool operator==(const MegaAllocator&, const MegaAllocator&) { return true; }
 };
 

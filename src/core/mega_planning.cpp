@@ -14,52 +14,68 @@ void require(bool holds, const char* what, size_t place) {
 
 void check_begins(std::span<const uint32_t> begins, size_t tasks, size_t rows, const char* what) {
     bool is_right = begins.size() == tasks + 1 && begins[0] == 0 && begins[tasks] == rows;
-    for (size_t k = 0; is_right && k < tasks; ++k) is_right = begins[k] <= begins[k + 1];
+    if (is_right) {
+        uint32_t falls = 0;  // without a way out, so that many are compared at once
+        for (size_t k = 0; k < tasks; ++k) falls |= begins[k] > begins[k + 1];
+        is_right = !falls;
+    }
     if (!is_right) {
         throw MegaFaulty(std::string("expected ") + what + " of " + std::to_string(tasks) +
                          " tasks and an end, ascending from 0 to " + std::to_string(rows));
     }
 }
 
+constexpr size_t AHEAD = 64;  // accesses that are fetched meanwhile: beyond a page, where the processor stops
+
 bool fits(const MegaAccess& access) {
     return (access.mode - 1 <= 2u) & (access.begin <= access.end) & (access.per_block >= 0);
 }
 
-// Of a task or a set of tasks, what matters to those that wait for it.
+// A task after its level: whoever has the highest one of several is the last that may begin.
+uint64_t after_level(uint32_t level, uint32_t task) { return uint64_t(level) << 32 | task; }
+uint32_t level_of(uint64_t latest) { return uint32_t(latest >> 32); }
+
+// Of several tasks, what matters to those that wait for them.
 struct Facts {
-    uint32_t level = 0;    // the highest
-    uint32_t latest = 0;   // the last one of that level
-    uint32_t others = 0;   // the highest level + 1 of those outside of `latest`'s region, 0: none
+    uint64_t latest = 0;       // the last one of the highest level, after it
+    uint32_t others = 0;       // the highest level + 1 of those outside of its region, 0: none
     uint32_t outsider = NONE;  // one of that level
     uint64_t finish = 0;
-    uint32_t last = NONE;  // who finishes then
+    uint32_t last = NONE;  // who finishes then; not known where all tasks cost the same
+
+    uint32_t level() const { return level_of(latest); }
+    uint32_t task() const { return uint32_t(latest); }
 };
 
 class Planner {
 public:
     Planner(const MegaTaskTable& tasks, const MegaPlanOptions& options)
-        : m_tasks(tasks), m_options(options) {}
+        : m_tasks(tasks), m_options(options), m_has_costs(!options.costs.empty()) {}
 
     MegaPlanned plan() {
         const uint32_t count = m_tasks.size();
         m_out.alias.assign(count, -1);
-        m_out.entry_begin.reserve(count + 1);
-        m_out.entry_begin.push_back(0);
-        m_out.entries.reserve(count);
-        m_out.region.assign(count, MegaPlanned::NO_REGION);
-        m_out.level.assign(count, 0);
+        m_out.entry_begin.resize(size_t(count) + 1);
+        m_out.entry_begin[0] = 0;
+        m_out.entries.reserve(size_t(count) * 2);
+        m_out.region.resize(count);
+        m_out.level.resize(count);
+        m_out.refusals.reserve(count);
         m_heads.reserve(count);
         m_tails.reserve(count);
-        m_finish.assign(count, 0);
-        m_from.assign(count, NONE);
-        if (m_options.dedupes) {
-            m_versions.resize(m_tasks.accesses.size());
-            m_prior.assign(count, NONE);
-        }
+        if (m_has_costs) m_finish.assign(count, 0);
+        m_from.resize(count);
+        m_versions.resize(m_tasks.accesses.size());
+        if (m_options.dedupes) m_prior.resize(count);
+        m_tracker.reserve(m_tasks.accesses.size());
         for (const MegaInitial& each : m_options.initial) m_tracker.add_initial(each.space, each.begin, each.end);
-        for (uint32_t task = 0; task < count; ++task) {
-            place(task);
-            m_out.entry_begin.push_back(uint32_t(m_out.entries.size()));
+        for (uint32_t first = 0; first < count; first += CHECKED_TOGETHER) {
+            const uint32_t last = std::min(count - first, CHECKED_TOGETHER) + first;
+            if (!m_tasks.has_right_accesses(first, last)) m_tasks.check();
+            for (uint32_t task = first; task < last; ++task) {
+                place(task);
+                m_out.entry_begin[task + 1] = uint32_t(m_out.entries.size());
+            }
         }
         finish_order();
         finish_critical();
@@ -74,29 +90,44 @@ private:
             if (earlier != NONE && dedupe(earlier, task)) return;
         }
         const std::span<const MegaAccess> accesses = m_tasks.accesses_of(task);
-        const std::span<const uint32_t> entries = m_tracker.add_shared(task, accesses);
-        const std::span<const MegaVersion> versions = m_tracker.versions();
-        if (m_options.dedupes) {
-            uint32_t* const to = m_versions.data() + m_tasks.access_begin[task];
-            for (size_t k = 0; k < accesses.size(); ++k) to[k] = versions[k].newest;
-        }
+        const std::span<MegaVersion> versions(m_versions.data() + m_tasks.access_begin[task], accesses.size());
+        const std::span<const uint32_t> entries = m_tracker.add_shared(task, accesses, versions);
         if (m_options.finds_unwritten) {
             for (uint32_t k = 0; k < accesses.size(); ++k) {
                 if (versions[k].has_unwritten) refuse(task, task, MegaCode::NeverWritten, k);
             }
         }
-        const Facts facts = facts_of(entries);
-        m_out.level[task] = entries.empty() ? 0 : facts.level + 1;
-        m_finish[task] = facts.finish + (m_options.costs.empty() ? 1 : m_options.costs[task]);
-        m_from[task] = facts.last;
-        if (m_options.joins && !entries.empty() && join(task, entries, facts)) {
-            keep_outsiders(task, entries);
-            return;
+        if (entries.empty()) {
+            m_out.level[task] = 0;
+            m_from[task] = NONE;
+            if (m_has_costs) m_finish[task] = m_options.costs[task];
+        } else if (is_sibling(task, entries)) {
+            m_out.level[task] = m_out.level[task - 1];
+            m_from[task] = m_from[task - 1];
+            m_refused.task = task;
+            refuse(m_refused.before, task, m_refused.code, m_refused.other);
+            m_out.entries.push_back(entries[0]);
+        } else {
+            const uint64_t latest = latest_of(entries);
+            m_out.level[task] = level_of(latest) + 1;
+            m_from[task] = uint32_t(latest);
+            if (m_has_costs) find_finish(task, entries);
+            if (m_options.joins && join(task, entries, uint32_t(latest))) {
+                keep_outsiders(task, entries);
+                return;
+            }
+            for (const uint32_t entry : entries) m_out.entries.push_back(entry);
         }
-        m_out.entries.insert(m_out.entries.end(), entries.begin(), entries.end());
         m_out.region[task] = uint32_t(m_heads.size());
         m_heads.push_back(task);
         m_tails.push_back(task);
+    }
+
+    // Whether a task waits for the one set that the task before it waits for, which was not joined for a
+    // reason that holds for both. So many who wait for many cost one look at those.
+    bool is_sibling(uint32_t task, std::span<const uint32_t> entries) const {
+        return m_refused.task + 1 == task && entries.size() == 1 && entries[0] == m_refused.entry &&
+               m_tasks.blocks[task] == m_tasks.blocks[task - 1] && m_tasks.flags[task] == m_tasks.flags[task - 1];
     }
 
     void refuse(uint32_t earlier, uint32_t later, MegaCode code, uint32_t other = NONE) {
@@ -104,6 +135,15 @@ private:
     }
 
     // -------------------------------------------------------------------------------- duplicates
+
+    // Equal for those that are alike, and for few others.
+    uint32_t identity_of(uint32_t task) const {
+        uint64_t hash = m_tasks.op[task] + m_tasks.blocks[task] * 0x9e3779b97f4a7c15ull;
+        for (uint32_t k = m_tasks.param_begin[task]; k < m_tasks.param_begin[task + 1]; ++k) {
+            hash = (hash ^ m_tasks.params[k]) * 0xff51afd7ed558ccdull;
+        }
+        return uint32_t(hash >> 32) ^ uint32_t(hash);
+    }
 
     bool are_alike(uint32_t a, uint32_t b) const {
         const auto same = [](const MegaAccess& x, const MegaAccess& y) {
@@ -118,14 +158,16 @@ private:
     // A task with the same op, blocks, parameters and ranges. What it computed is there only if it wrote last
     // where this one would write; a few who wrote before that are looked at for the sake of the reason.
     uint32_t find_alike(uint32_t task) {
+        Prior& mine = m_prior[task];
+        mine = {NONE, identity_of(task)};
         for (const MegaAccess& access : m_tasks.accesses_of(task)) {
             if (!(access.mode & MEGA_WRITE) || access.begin == access.end) continue;
             const uint32_t newest = m_tracker.version(access.space, access.begin, access.end).newest;
             if (newest < 2) return NONE;
-            m_prior[task] = newest - 2;
+            mine.writer = newest - 2;
             uint32_t earlier = newest - 2;
-            for (int k = 0; k < LOOK_BACK && earlier != NONE; ++k, earlier = m_prior[earlier]) {
-                if (are_alike(earlier, task)) return earlier;
+            for (int k = 0; k < LOOK_BACK && earlier != NONE; ++k, earlier = m_prior[earlier].writer) {
+                if (m_prior[earlier].identity == mine.identity && are_alike(earlier, task)) return earlier;
             }
             return NONE;
         }
@@ -138,11 +180,11 @@ private:
             return refuse(earlier, task, MegaCode::NotPure), false;
         }
         const std::span<const MegaAccess> accesses = m_tasks.accesses_of(task);
-        const uint32_t* const before = m_versions.data() + m_tasks.access_begin[earlier];
+        const MegaVersion* const before = m_versions.data() + m_tasks.access_begin[earlier];
         for (size_t k = 0; k < accesses.size(); ++k) {
             const MegaAccess& access = accesses[k];
             const uint32_t newest = m_tracker.version(access.space, access.begin, access.end).newest;
-            if ((access.mode & MEGA_READ) && newest != before[k]) {
+            if ((access.mode & MEGA_READ) && newest != before[k].newest) {
                 return refuse(earlier, task, MegaCode::InputChanged, newest - 2), false;
             }
             if ((access.mode & MEGA_WRITE) && access.begin < access.end && newest != earlier + 2) {
@@ -151,60 +193,61 @@ private:
         }
         m_out.alias[task] = int32_t(earlier);
         m_out.level[task] = m_out.level[earlier];
+        m_out.region[task] = MegaPlanned::NO_REGION;
         return true;
     }
 
     // ------------------------------------------------------------------------------------ facts
 
-    void widen(Facts& facts, uint32_t task) const {
-        const uint32_t level = m_out.level[task];
-        if (facts.last == NONE || level > facts.level || (level == facts.level && task > facts.latest)) {
-            facts.level = level;
-            facts.latest = task;
-        }
-        if (facts.last == NONE || m_finish[task] > facts.finish) {
-            facts.finish = m_finish[task];
-            facts.last = task;
+    void widen(Facts& facts, const Facts& by) const {
+        facts.latest = std::max(facts.latest, by.latest);
+        if (m_has_costs && (facts.last == NONE || by.finish > facts.finish)) {
+            facts.finish = by.finish;
+            facts.last = by.last;
         }
     }
-
-    void find_outsiders(Facts& facts, uint32_t task) const {
-        if (m_out.region[task] != m_out.region[facts.latest] && m_out.level[task] + 1 > facts.others) {
-            facts.others = m_out.level[task] + 1;
-            facts.outsider = task;
-        }
+    void widen(Facts& facts, uint32_t task) const {
+        Facts by{after_level(m_out.level[task], task)};
+        if (m_has_costs) by.finish = m_finish[task], by.last = task;
+        widen(facts, by);
     }
 
     const Facts& set_facts(uint32_t set) {
-        while (m_set_facts.size() <= set) {
-            Facts facts;
-            const std::span<const uint32_t> members = m_tracker.sets()[uint32_t(m_set_facts.size())];
-            for (const uint32_t member : members) widen(facts, member);
-            for (const uint32_t member : members) find_outsiders(facts, member);
-            m_set_facts.push_back(facts);
-        }
+        while (m_set_facts.size() <= set) m_set_facts.push_back(facts_of_set(uint32_t(m_set_facts.size())));
         return m_set_facts[set];
     }
 
-    Facts facts_of(std::span<const uint32_t> entries) {
-        Facts all;
-        for (const uint32_t entry : entries) {
-            if (!(entry & MEGA_SET)) {
-                widen(all, entry);
-                continue;
-            }
-            const Facts& facts = set_facts(entry & ~MEGA_SET);
-            if (all.last == NONE || facts.level > all.level ||
-                (facts.level == all.level && facts.latest > all.latest)) {
-                all.level = facts.level;
-                all.latest = facts.latest;
-            }
-            if (all.last == NONE || facts.finish > all.finish) {
-                all.finish = facts.finish;
-                all.last = facts.last;
+    Facts facts_of_set(uint32_t set) const {
+        Facts facts;
+        const std::span<const uint32_t> members = m_tracker.sets()[set];
+        for (const uint32_t member : members) widen(facts, member);
+        const uint32_t region = m_out.region[facts.task()];
+        for (const uint32_t member : members) {
+            if (m_out.level[member] + 1 > facts.others && m_out.region[member] != region) {
+                facts.others = m_out.level[member] + 1;
+                facts.outsider = member;
             }
         }
-        return all;
+        return facts;
+    }
+
+    uint64_t latest_of(std::span<const uint32_t> entries) {
+        uint64_t latest = 0;
+        for (const uint32_t entry : entries) {
+            latest = std::max(latest, entry & MEGA_SET ? set_facts(entry & ~MEGA_SET).latest
+                                                       : after_level(m_out.level[entry], entry));
+        }
+        return latest;
+    }
+
+    void find_finish(uint32_t task, std::span<const uint32_t> entries) {
+        Facts all;
+        for (const uint32_t entry : entries) {
+            if (entry & MEGA_SET) widen(all, set_facts(entry & ~MEGA_SET));
+            else widen(all, entry);
+        }
+        m_finish[task] = all.finish + m_options.costs[task];
+        m_from[task] = all.last;
     }
 
     // ---------------------------------------------------------------------------------- regions
@@ -258,35 +301,13 @@ private:
     }
 
     // Joins a task to the region of the last one that it waits for, or says why not.
-    bool join(uint32_t task, std::span<const uint32_t> entries, const Facts& facts) {
-        const uint32_t before = facts.latest;
+    bool join(uint32_t task, std::span<const uint32_t> entries, uint32_t before) {
         const uint32_t region = m_out.region[before];
-        if ((m_tasks.flags[before] | m_tasks.flags[task]) & MEGA_ATOMIC) {
-            return refuse(before, task, MegaCode::JoinAccumulates), false;
-        }
-        if (m_tasks.blocks[before] != m_tasks.blocks[task]) {
-            return refuse(before, task, MegaCode::DifferentBlocks), false;
-        }
-        if (m_tails[region] != before) return refuse(before, task, MegaCode::HasFollower, m_tails[region]), false;
-        // All that it waits for besides must be over when the region begins: it is where it has a
-        // lower level, and then no region waits for another that waits for it.
-        const uint32_t begin = m_out.level[m_heads[region]];
-        uint32_t outsider = NONE;
-        for (const uint32_t entry : entries) {
-            if (entry & MEGA_SET) {
-                const Facts& set = set_facts(entry & ~MEGA_SET);
-                if (m_out.region[set.latest] != region) {
-                    if (set.level >= begin) outsider = set.latest;
-                } else if (set.others > begin) {
-                    outsider = set.outsider;
-                }
-            } else if (m_out.region[entry] != region && m_out.level[entry] >= begin) {
-                outsider = entry;
-            }
-        }
-        if (outsider != NONE) {
-            const MegaCode code = waits_for_region(outsider, region) ? MegaCode::Cycle : MegaCode::WaitsForOther;
-            return refuse(before, task, code, outsider), false;
+        const Hindrance found = hindrance_of(task, entries, before);
+        if (found.code != MegaCode::None) {
+            refuse(before, task, found.code, found.other);
+            if (entries.size() == 1 && !m_has_costs) m_refused = {task, entries[0], before, found.code, found.other};
+            return false;
         }
         if (m_tasks.blocks[task] > 1) {
             std::vector<MegaAccess>& touched = touched_by(region);
@@ -296,6 +317,36 @@ private:
         m_out.region[task] = region;
         m_tails[region] = task;
         return true;
+    }
+
+    // What of the tasks that it waits for keeps a task apart from them, whatever it touches.
+    struct Hindrance {
+        MegaCode code = MegaCode::None;
+        uint32_t other = NONE;
+    };
+    Hindrance hindrance_of(uint32_t task, std::span<const uint32_t> entries, uint32_t before) {
+        const uint32_t region = m_out.region[before];
+        if ((m_tasks.flags[before] | m_tasks.flags[task]) & MEGA_ATOMIC) return {MegaCode::JoinAccumulates};
+        if (m_tasks.blocks[before] != m_tasks.blocks[task]) return {MegaCode::DifferentBlocks};
+        if (m_tails[region] != before) return {MegaCode::HasFollower, m_tails[region]};
+        // All that it waits for besides must be over when the region begins: it is where it has a
+        // lower level, and then no region waits for another that waits for it.
+        const uint32_t begin = m_out.level[m_heads[region]];
+        uint32_t outsider = NONE;
+        for (const uint32_t entry : entries) {
+            if (entry & MEGA_SET) {
+                const Facts& set = set_facts(entry & ~MEGA_SET);
+                if (m_out.region[set.task()] != region) {
+                    if (set.level() >= begin) outsider = set.task();
+                } else if (set.others > begin) {
+                    outsider = set.outsider;
+                }
+            } else if (m_out.region[entry] != region && m_out.level[entry] >= begin) {
+                outsider = entry;
+            }
+        }
+        if (outsider == NONE) return {};
+        return {waits_for_region(outsider, region) ? MegaCode::Cycle : MegaCode::WaitsForOther, outsider};
     }
 
     bool waits_for_region(uint32_t task, uint32_t region) {
@@ -309,12 +360,13 @@ private:
     // Notes what a joined task waits for outside of its region.
     void keep_outsiders(uint32_t task, std::span<const uint32_t> entries) {
         const uint32_t region = m_out.region[task];
-        m_kept.assign(entries.begin(), entries.end());  // making a set ends the span
+        size_t done = 0;
+        for (; done < entries.size() && !(entries[done] & MEGA_SET); ++done) {
+            if (m_out.region[entries[done]] != region) m_out.entries.push_back(entries[done]);
+        }
+        if (done == entries.size()) return;
+        m_kept.assign(entries.begin() + std::ptrdiff_t(done), entries.end());  // making a set ends the span
         for (const uint32_t entry : m_kept) {
-            if (!(entry & MEGA_SET)) {
-                if (m_out.region[entry] != region) m_out.entries.push_back(entry);
-                continue;
-            }
             m_members.clear();
             const std::span<const uint32_t> members = m_tracker.sets()[entry & ~MEGA_SET];
             for (const uint32_t member : members) {
@@ -330,23 +382,33 @@ private:
 
     // Numbers regions by the level of their first task, then by its number.
     void finish_order() {
+        const size_t regions = m_heads.size();
+        m_out.regions = uint32_t(regions);
         uint32_t levels = 0;
         for (const uint32_t head : m_heads) levels = std::max(levels, m_out.level[head] + 1);
         MegaVector<uint32_t> next(levels + 1, 0);
         for (const uint32_t head : m_heads) ++next[m_out.level[head] + 1];
         for (uint32_t k = 0; k < levels; ++k) next[k + 1] += next[k];
-        MegaVector<uint32_t> number(m_heads.size());
-        for (size_t region = 0; region < m_heads.size(); ++region) {
+        if (regions == m_tasks.size()) {  // nothing is joined: a task's number is its region's
+            m_out.order.resize(regions);
+            for (uint32_t task = 0; task < regions; ++task) {
+                const uint32_t number = next[m_out.level[task]]++;
+                m_out.region[task] = number;
+                m_out.order[number] = task;
+            }
+            return;
+        }
+        MegaVector<uint32_t> number(regions);
+        for (size_t region = 0; region < regions; ++region) {
             number[region] = next[m_out.level[m_heads[region]]]++;
         }
-        m_out.regions = uint32_t(m_heads.size());
-        MegaVector<uint32_t> place(m_heads.size() + 1, 0);
+        MegaVector<uint32_t> place(regions + 1, 0);
         for (uint32_t& region : m_out.region) {
             if (region == MegaPlanned::NO_REGION) continue;
             region = number[region];
             ++place[region + 1];
         }
-        for (size_t k = 0; k < m_heads.size(); ++k) place[k + 1] += place[k];
+        for (size_t k = 0; k < regions; ++k) place[k + 1] += place[k];
         m_out.order.resize(place.back());
         for (uint32_t task = 0; task < m_tasks.size(); ++task) {
             const uint32_t region = m_out.region[task];
@@ -355,35 +417,53 @@ private:
     }
 
     void finish_critical() {
-        uint32_t last = NONE;
-        for (uint32_t task = 0; task < m_tasks.size(); ++task) {
-            if (m_out.alias[task] < 0 && (last == NONE || m_finish[task] > m_finish[last])) last = task;
+        if (!m_tasks.size()) return;
+        // A task that is not run has no finish, and the level of an earlier one that is.
+        uint32_t last = 0;
+        if (m_has_costs) {
+            last = uint32_t(std::ranges::max_element(m_finish) - m_finish.begin());
+            m_out.critical_cost = m_finish[last];
+        } else {
+            uint32_t level = 0;
+            for (const uint32_t each : m_out.level) level = std::max(level, each);
+            last = uint32_t(std::ranges::find(m_out.level, level) - m_out.level.begin());
+            m_out.critical_cost = level + uint64_t(1);
         }
-        if (last == NONE) return;
-        m_out.critical_cost = m_finish[last];
         for (; last != NONE; last = m_from[last]) m_out.critical.push_back(last);
         std::reverse(m_out.critical.begin(), m_out.critical.end());
     }
 
     const MegaTaskTable& m_tasks;
     const MegaPlanOptions& m_options;
+    const bool m_has_costs;
+    static constexpr uint32_t CHECKED_TOGETHER = 256;  // tasks whose accesses then lie in a cache
     static constexpr size_t MOST_TOUCHED = 64;
     static constexpr int LOOK_BACK = 2;
     HazardTracker m_tracker;
     MegaPlanned m_out;
-    MegaVector<uint32_t> m_versions;  // of each access, as it was read
-    MegaVector<uint32_t> m_prior;     // who wrote last to a task's output before it
-    MegaVector<uint64_t> m_finish;
+    MegaVector<MegaVersion> m_versions;  // of each access, as it was read
+    struct Prior {
+        uint32_t writer;  // who wrote last to a task's output before it
+        uint32_t identity;
+    };
+    MegaVector<Prior> m_prior;
+    MegaVector<uint64_t> m_finish;    // where tasks have costs
     MegaVector<uint32_t> m_from;      // on whom the beginning of a task depends
     MegaVector<uint32_t> m_heads, m_tails;  // of regions, in the order in which they were found
     std::vector<std::vector<MegaAccess>> m_touched;  // by regions whose blocks keep to themselves
     MegaVector<Facts> m_set_facts;
+    // The last task that waits for one entry alone and was not joined, whatever it touches.
+    struct {
+        uint32_t task = NONE - 1, entry = NONE, before = NONE;
+        MegaCode code = MegaCode::None;
+        uint32_t other = NONE;
+    } m_refused;
     MegaVector<uint32_t> m_kept, m_members;
 };
 
 }  // namespace
 
-void MegaTaskTable::check() const {
+void MegaTaskTable::check_columns() const {
     const size_t tasks = op.size();
     if (tasks >= MEGA_MAX_TASKS) throw MegaFaulty("expected fewer tasks, got " + std::to_string(tasks));
     require(blocks.size() == tasks && flags.size() == tasks, "expected as many blocks and flags as tasks",
@@ -392,12 +472,28 @@ void MegaTaskTable::check() const {
     check_begins(access_begin, tasks, accesses.size(), "begins of accesses");
     uint32_t known = 0;
     for (const uint32_t each : flags) known |= each;
-    bool is_right = known <= (MEGA_PURE | MEGA_ATOMIC);
-    for (const MegaAccess& access : accesses) is_right &= fits(access);
-    if (is_right) return;
+    if (known <= (MEGA_PURE | MEGA_ATOMIC)) return;
     for (size_t k = 0; k < tasks; ++k) {
         require(flags[k] <= (MEGA_PURE | MEGA_ATOMIC), "expected flags of PURE (1) and ATOMIC (2) alone, task", k);
     }
+}
+
+bool MegaTaskTable::has_right_accesses(uint32_t first, uint32_t last) const {
+    uint32_t modes = 0;  // all that were seen, as bits that stay: it takes no branch
+    uint32_t falls = 0;
+    int64_t signs = 0;
+    for (const MegaAccess& access : accesses.subspan(access_begin[first], access_begin[last] - access_begin[first])) {
+        __builtin_prefetch(&access + AHEAD);
+        modes |= access.mode | (access.mode - 1);  // more than two bits but for 1, 2 and 3
+        falls |= access.begin > access.end;
+        signs |= access.per_block;
+    }
+    return !(modes & ~3u) && !falls && signs >= 0;
+}
+
+void MegaTaskTable::check() const {
+    check_columns();
+    if (has_right_accesses(0, size())) return;
     for (size_t k = 0; k < accesses.size(); ++k) {
         require(fits(accesses[k]), "expected a mode of 1 (read), 2 (write) or 3, a range that ends no "
                 "earlier than it begins, and 0 or more bytes of a block, access", k);
@@ -405,7 +501,7 @@ void MegaTaskTable::check() const {
 }
 
 MegaPlanned mega_plan(const MegaTaskTable& tasks, const MegaPlanOptions& options) {
-    tasks.check();
+    tasks.check_columns();
     require(options.costs.empty() || options.costs.size() == tasks.size(), "expected as many costs as tasks",
             options.costs.size());
     for (size_t k = 0; k < options.initial.size(); ++k) {

@@ -37,6 +37,10 @@ struct MegaTaskTable {
     }
     // Throws MegaFaulty where columns do not fit each other: lengths, ranges, modes.
     void check() const;
+    // The same in two steps, for whoever goes through the accesses anyway: all but the accesses; and whether
+    // those of tasks [first, last) are right. Where they are not, `check` says what is wrong.
+    void check_columns() const;
+    bool has_right_accesses(uint32_t first, uint32_t last) const;
 };
 
 // Numbers are stable: planning.py tells them to users as MK and the number.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "brickline/megakernel.h"
+#include "mega_ranges.h"
 
 namespace brickline {
 namespace {
@@ -14,172 +15,16 @@ void require(bool holds, const char* what) {
     if (!holds) throw MegaFaulty(what);
 }
 
-// ------------------------------------------------------------------------------- ranges as wholes
-
-// The different ranges of all accesses, and which of them overlap where one is written.
-class Ranges {
-public:
-    explicit Ranges(const MegaTaskTable& tasks) {
-        m_of_access.resize(tasks.accesses.size());
-        m_ranges.reserve(tasks.accesses.size());
-        if (number_in_order(tasks)) return;
-        m_ranges.clear();
-        number(tasks);
-        find_overlaps();
-    }
-
-    struct Range {
-        uint64_t begin, end;
-        uint32_t space;
-        bool is_written;
-        bool is_shared;  // another access has it, too
-    };
-
-    uint32_t size() const { return uint32_t(m_ranges.size()); }
-    uint32_t of_access(size_t access) const { return m_of_access[access]; }
-    const Range& operator[](uint32_t range) const { return m_ranges[range]; }
-    std::span<const uint32_t> overlaps(uint32_t range) const {
-        if (m_overlap_begin.empty()) return {};
-        return {m_overlaps.data() + m_overlap_begin[range], m_overlap_begin[range + 1] - m_overlap_begin[range]};
-    }
-    // Whether somebody else may touch its bytes while one access does.
-    bool is_alone(uint32_t range) const { return !m_ranges[range].is_shared && overlaps(range).empty(); }
-    bool do_overlap(uint32_t a, uint32_t b) const {
-        return m_ranges[a].begin < m_ranges[b].end && m_ranges[b].begin < m_ranges[a].end;
-    }
-
-private:
-    // Where each access of a space comes after all before it, or is the last one again, as those of tasks
-    // that have nothing to do with each other: then no two ranges overlap. False: it is not so.
-    bool number_in_order(const MegaTaskTable& tasks) {
-        uint32_t most = 0;
-        for (const MegaAccess& access : tasks.accesses) most = std::max(most, access.space);
-        if (most >= tasks.accesses.size() * 4 + 1024) return false;
-        MegaVector<uint32_t> last(size_t(most) + 1, NONE);
-        for (size_t k = 0; k < tasks.accesses.size(); ++k) {
-            const MegaAccess& access = tasks.accesses[k];
-            uint32_t& range = last[access.space];
-            if (range == NONE || access.begin >= m_ranges[range].end) {
-                range = uint32_t(m_ranges.size());
-                m_ranges.push_back({access.begin, access.end, access.space, false, false});
-            } else if (access.begin == m_ranges[range].begin && access.end == m_ranges[range].end) {
-                m_ranges[range].is_shared = true;
-            } else {
-                return false;
-            }
-            m_ranges[range].is_written |= (access.mode & MEGA_WRITE) != 0;
-            m_of_access[k] = range;
-        }
-        return true;
-    }
-
-    void number(const MegaTaskTable& tasks) {
-        size_t size = 64;
-        while (size < tasks.accesses.size() * 2) size *= 2;
-        MegaVector<uint32_t> table(size, 0);
-        const size_t count = tasks.accesses.size();
-        const auto place_of = [&](const MegaAccess& access) {
-            uint64_t hash = (access.begin * 0x9e3779b97f4a7c15ull) ^ (access.end + (access.end << 21));
-            hash = (hash ^ access.space) * 0xd6e8feb86659fd93ull;
-            return (hash ^ hash >> 32) & (size - 1);
-        };
-        for (size_t k = 0; k < count; ++k) {
-            const MegaAccess& access = tasks.accesses[k];
-            if (k + AHEAD < count) __builtin_prefetch(&table[place_of(tasks.accesses[k + AHEAD])], 1);
-            size_t at = place_of(access);
-            for (; table[at]; at = (at + 1) & (size - 1)) {
-                const Range& range = m_ranges[table[at] - 1];
-                if (range.begin == access.begin && range.end == access.end && range.space == access.space) break;
-            }
-            if (!table[at]) {
-                m_ranges.push_back({access.begin, access.end, access.space, false, false});
-                table[at] = uint32_t(m_ranges.size());
-            } else {
-                m_ranges[table[at] - 1].is_shared = true;
-            }
-            m_of_access[k] = table[at] - 1;
-            m_ranges[table[at] - 1].is_written |= (access.mode & MEGA_WRITE) != 0;
-        }
-    }
-
-    // Ranges by space, then by begin; a space at a time where they come in order already.
-    MegaVector<uint32_t> sorted() const {
-        const size_t count = m_ranges.size();
-        MegaVector<uint32_t> order(count);
-        uint32_t most = 0;
-        for (const Range& range : m_ranges) most = std::max(most, range.space);
-        if (most < count * 4 + 1024) {
-            MegaVector<uint32_t> next(size_t(most) + 2, 0);
-            for (const Range& range : m_ranges) ++next[range.space + 1];
-            for (uint32_t space = 0; space <= most; ++space) next[space + 1] += next[space];
-            for (uint32_t k = 0; k < count; ++k) order[next[m_ranges[k].space]++] = k;
-        } else {
-            for (uint32_t k = 0; k < count; ++k) order[k] = k;
-        }
-        const auto is_before = [&](uint32_t a, uint32_t b) {
-            const Range &x = m_ranges[a], &y = m_ranges[b];
-            return x.space != y.space ? x.space < y.space : x.begin < y.begin;
-        };
-        if (!std::is_sorted(order.begin(), order.end(), is_before)) std::sort(order.begin(), order.end(), is_before);
-        return order;
-    }
-
-    void find_overlaps() {
-        MegaVector<uint32_t> written, read;  // those that have begun
-        MegaVector<std::pair<uint32_t, uint32_t>> pairs;
-        uint32_t space = 0;
-        const auto meet = [&](MegaVector<uint32_t>& open, uint32_t range) {
-            for (size_t k = 0; k < open.size();) {
-                if (m_ranges[open[k]].end <= m_ranges[range].begin) {
-                    open[k] = open.back();
-                    open.pop_back();
-                } else {
-                    pairs.emplace_back(open[k++], range);
-                }
-            }
-        };
-        for (const uint32_t range : sorted()) {
-            const Range& it = m_ranges[range];
-            if (it.begin == it.end) continue;
-            if (it.space != space) {
-                written.clear();
-                read.clear();
-                space = it.space;
-            }
-            meet(written, range);
-            if (it.is_written) meet(read, range);
-            (it.is_written ? written : read).push_back(range);
-        }
-        if (pairs.empty()) return;
-        m_overlap_begin.assign(m_ranges.size() + 1, 0);
-        for (const auto& [a, b] : pairs) ++m_overlap_begin[a + 1], ++m_overlap_begin[b + 1];
-        for (size_t k = 0; k < m_ranges.size(); ++k) m_overlap_begin[k + 1] += m_overlap_begin[k];
-        m_overlaps.resize(m_overlap_begin.back());
-        MegaVector<uint64_t> next(m_overlap_begin.begin(), m_overlap_begin.end() - 1);
-        for (const auto& [a, b] : pairs) {
-            m_overlaps[next[a]++] = b;
-            m_overlaps[next[b]++] = a;
-        }
-    }
-
-    static constexpr size_t AHEAD = 8;  // accesses whose place is fetched meanwhile
-    MegaVector<Range> m_ranges;
-    MegaVector<uint32_t> m_of_access;
-    MegaVector<uint64_t> m_overlap_begin;  // empty: no two overlap
-    MegaVector<uint32_t> m_overlaps;
-};
-
-// ---------------------------------------------------------------------------------- the schedule
-
 class Validator {
 public:
     explicit Validator(const MegaSchedule& schedule) : m_plan(schedule), m_count(schedule.tasks.size()) {}
 
     MegaVerdict validate() {
         check_columns();
+        const MegaRanges ranges(m_plan.tasks);
         if (check_aliases_exist() && check_slots() && check_waits() && check_order() && check_lists() &&
             check_regions()) {
-            check_races();
+            check_races(ranges);
         }
         return m_verdict;
     }
@@ -190,7 +35,7 @@ private:
         return false;
     }
 
-    bool is_run(uint32_t task) const { return m_plan.alias.empty() || m_plan.alias[task] < 0; }
+    bool is_run(uint32_t task) const { return m_are_all_run || m_plan.alias[task] < 0; }
     uint32_t parts(uint32_t task) const { return std::min(m_plan.tasks.blocks[task], m_plan.workers); }
     std::span<const uint32_t> entries_of(uint32_t task) const {
         return m_plan.entries.subspan(m_plan.entry_begin[task], m_plan.entry_begin[task + 1] - m_plan.entry_begin[task]);
@@ -215,7 +60,7 @@ private:
     }
 
     void check_columns() const {
-        m_plan.tasks.check();
+        m_plan.tasks.check_columns();
         require(m_plan.alias.empty() || m_plan.alias.size() == m_count, "expected as many aliases as tasks");
         require(m_plan.region.empty() || m_plan.region.size() == m_count, "expected as many regions as tasks");
         require(m_plan.signals.empty() || m_plan.signals.size() == m_count, "expected as many signals as tasks");
@@ -233,7 +78,10 @@ private:
     // ---------------------------------------------------------------------- who waits, and in which order
 
     bool check_aliases_exist() {
-        if (m_plan.alias.empty()) return true;
+        int32_t are_none = -1;
+        for (const int32_t alias : m_plan.alias) are_none &= alias;
+        m_are_all_run = are_none < 0;
+        if (m_are_all_run) return true;
         for (uint32_t task = 0; task < m_count; ++task) {
             const int32_t alias = m_plan.alias[task];
             if (alias >= 0 && (uint32_t(alias) >= task || m_plan.alias[size_t(alias)] >= 0)) {
@@ -259,7 +107,25 @@ private:
         return true;
     }
 
+    // Whether every producer is there and signals, all sets ascend, and all tasks are run: the same for any
+    // task that waits, so nobody needs to be asked whom it waits for.
+    bool are_waits_plain() const {
+        if (!m_are_all_run || !m_plan.signals.empty()) return false;
+        const uint32_t sets = uint32_t(m_plan.set_begin.size() - 1);
+        uint32_t wrong = 0;
+        for (const uint32_t entry : m_plan.entries) {
+            wrong |= (entry & ~MEGA_SET) >= ((entry & MEGA_SET) ? sets : m_count);
+        }
+        for (const uint32_t member : m_plan.set_members) wrong |= member >= m_count;
+        for (uint32_t set = 0; set < sets; ++set) {
+            const std::span<const uint32_t> held = members(set);
+            for (size_t k = 1; k < held.size(); ++k) wrong |= held[k - 1] >= held[k];
+        }
+        return !wrong;
+    }
+
     bool check_waits() {
+        if (are_waits_plain()) return true;
         const size_t sets = m_plan.set_begin.size() - 1;
         MegaVector<uint8_t> is_checked(sets, 0);
         for (uint32_t task = 0; task < m_count; ++task) {
@@ -282,39 +148,57 @@ private:
         return true;
     }
 
+    // Of a task, what tells whether one worker runs it and another one in the same way.
+    struct Seat {
+        uint32_t rank;  // in the order that was proved
+        uint32_t blocks;
+        uint32_t with;  // its first worker, or its region where there are none
+    };
+    uint32_t rank_of(uint32_t task) const { return m_seats[task].rank; }
+
     // An order in which everything comes after what it waits for proves that there is no cycle.
     bool check_order() {
-        m_rank.assign(m_count, NONE);
-        if (m_plan.order.empty()) {
-            for (uint32_t task = 0; task < m_count; ++task) m_rank[task] = task;
-        } else {
-            uint32_t rank = 0;
-            for (const uint32_t task : m_plan.order) {
-                require(task < m_count && m_rank[task] == NONE, "expected each task once in the order");
-                m_rank[task] = rank++;
-            }
+        m_seats.resize(m_count);
+        const bool has_regions = !m_plan.region.empty();
+        for (uint32_t task = 0; task < m_count; ++task) {
+            m_seats[task] = {m_plan.order.empty() ? task : NONE, m_plan.tasks.blocks[task],
+                             m_plan.workers ? m_plan.first_worker[task] : has_regions ? m_plan.region[task] : task};
+        }
+        uint32_t rank = 0;
+        for (const uint32_t task : m_plan.order) {
+            require(task < m_count && m_seats[task].rank == NONE, "expected each task once in the order");
+            m_seats[task].rank = rank++;
         }
         const size_t sets = m_plan.set_begin.size() - 1;
         MegaVector<uint32_t> last(sets, NONE);  // the member with the highest rank
+        const uint32_t* entry = m_plan.entries.data();
         for (uint32_t task = 0; task < m_count; ++task) {
-            if (!is_run(task)) continue;
-            if (m_rank[task] == NONE) return fail(MegaBreach::WrongList, task, NONE);
-            for (const uint32_t entry : entries_of(task)) {
-                uint32_t producer = entry;
-                if (entry & MEGA_SET) {
-                    uint32_t& found = last[entry & ~MEGA_SET];
-                    if (found == NONE) {
-                        for (const uint32_t member : members(entry & ~MEGA_SET)) {
-                            if (found == NONE || m_rank[member] > m_rank[found]) found = member;
-                        }
-                    }
+            const uint32_t* const end = m_plan.entries.data() + m_plan.entry_begin[task + 1];
+            if (!is_run(task)) {
+                entry = end;
+                continue;
+            }
+            if (rank_of(task) == NONE) return fail(MegaBreach::WrongList, task, NONE);
+            for (; entry < end; ++entry) {
+                uint32_t producer = *entry;
+                if (*entry & MEGA_SET) {
+                    uint32_t& found = last[*entry & ~MEGA_SET];
+                    if (found == NONE) found = last_of(members(*entry & ~MEGA_SET));
                     if (found == NONE) continue;
                     producer = found;
                 }
-                if (m_rank[producer] >= m_rank[task]) return fail(MegaBreach::Cycle, task, producer);
+                if (rank_of(producer) >= rank_of(task)) return fail(MegaBreach::Cycle, task, producer);
             }
         }
         return true;
+    }
+
+    uint32_t last_of(std::span<const uint32_t> tasks) const {
+        uint32_t last = NONE, rank = 0;
+        for (const uint32_t task : tasks) {
+            if (last == NONE || rank_of(task) > rank) last = task, rank = rank_of(task);
+        }
+        return last;
     }
 
     // Each part is once in its worker's list, and lists are in the order that was proved.
@@ -330,8 +214,8 @@ private:
                 if (first >= m_plan.workers) return fail(MegaBreach::WrongList, task, worker);
                 const uint32_t part = worker >= first ? worker - first : worker + m_plan.workers - first;
                 if (part >= parts(task)) return fail(MegaBreach::WrongList, task, worker);
-                if (before != NONE && m_rank[before] == m_rank[task]) return fail(MegaBreach::WrongList, task, worker);
-                if (before != NONE && m_rank[before] > m_rank[task]) return fail(MegaBreach::Cycle, task, before);
+                if (before != NONE && rank_of(before) == rank_of(task)) return fail(MegaBreach::WrongList, task, worker);
+                if (before != NONE && rank_of(before) > rank_of(task)) return fail(MegaBreach::Cycle, task, before);
                 ++seen[task];
                 before = task;
             }
@@ -356,7 +240,7 @@ private:
             m_previous[task] = before;
             if (m_plan.tasks.blocks[before] != m_plan.tasks.blocks[task] ||
                 (m_plan.workers && m_plan.first_worker[before] != m_plan.first_worker[task]) ||
-                m_rank[before] >= m_rank[task]) {
+                rank_of(before) >= rank_of(task)) {
                 return fail(MegaBreach::WrongRegion, task, before);
             }
         }
@@ -366,7 +250,7 @@ private:
     // ------------------------------------------------------------------------------------ races
 
     // Who has touched a range since it was last written.
-    struct History {
+    struct Site {
         uint32_t writer = NONE;
         uint32_t readers = 0;     // the newest in m_readers
         uint32_t writes = 0;      // to anything that overlaps it
@@ -374,34 +258,51 @@ private:
         uint32_t writers_set = NONE, writers_upto = 0;
         // ... and the readers from one down to those of a task that is older.
         uint32_t readers_set = NONE, readers_from = 0, readers_downto = 0;
+        std::span<const uint32_t> overlaps;
+        bool is_read_alone = false;  // nobody writes what it has: whoever reads it need not wait
+        bool is_left_alone = false;  // or it has no bytes, or one access alone touches them
     };
     struct Reader {
         uint32_t task, previous;
     };
 
-    bool waits_for_set(uint32_t task, uint32_t set) const {
+    // Of the task that is looked at:
+    bool waits_for_set(uint32_t set) const {
         if (set == NONE) return false;
-        for (const uint32_t entry : entries_of(task)) {
+        for (const uint32_t entry : m_waits) {
             if (entry == (MEGA_SET | set)) return true;
         }
         return false;
     }
 
-    // A set that a task waits for and that has another one as a member; NONE: it waits otherwise, or not.
-    uint32_t set_with(uint32_t task, uint32_t producer) const {
-        for (const uint32_t entry : entries_of(task)) {
-            if (!(entry & MEGA_SET)) continue;
-            const std::span<const uint32_t> held = members(entry & ~MEGA_SET);
-            if (std::binary_search(held.begin(), held.end(), producer)) return entry & ~MEGA_SET;
+    // Whether a set has a member. Whoever asks for one often asks for its neighbours next.
+    bool has_member(uint32_t set, uint32_t producer) {
+        const std::span<const uint32_t> held = members(set);
+        const size_t near = m_near;
+        for (const size_t at : {near + 1, near - 1, near}) {
+            if (at < held.size() && held[at] == producer) {
+                m_near = at;
+                return true;
+            }
+        }
+        const auto found = std::lower_bound(held.begin(), held.end(), producer);
+        m_near = size_t(found - held.begin());
+        return found != held.end() && *found == producer;
+    }
+
+    // A set that it waits for and that has another task as a member; NONE: it waits otherwise, or not.
+    uint32_t set_with(uint32_t producer) {
+        for (const uint32_t entry : m_waits) {
+            if ((entry & MEGA_SET) && has_member(entry & ~MEGA_SET, producer)) return entry & ~MEGA_SET;
         }
         return NONE;
     }
 
-    bool waits_directly(uint32_t task, uint32_t producer) const {
-        for (const uint32_t entry : entries_of(task)) {
+    bool waits_for_task(uint32_t producer) const {
+        for (const uint32_t entry : m_waits) {
             if (entry == producer) return true;
         }
-        return set_with(task, producer) != NONE;
+        return false;
     }
 
     // Whether the blocks that two tasks give to one worker touch nothing that another worker's do, but for
@@ -438,38 +339,37 @@ private:
 
     // Whether one worker runs a part of both, in this order, and does so for each part.
     bool is_shared_alike(uint32_t earlier, uint32_t task) const {
-        if (m_plan.tasks.blocks[earlier] != m_plan.tasks.blocks[task] || m_rank[earlier] >= m_rank[task]) return false;
-        if (m_plan.workers) return m_plan.first_worker[earlier] == m_plan.first_worker[task];
-        return !m_plan.region.empty() && m_plan.region[earlier] == m_plan.region[task];
+        const Seat &one = m_seats[earlier], &other = m_seats[task];
+        return one.with == other.with && one.blocks == other.blocks && one.rank < other.rank;
     }
 
     // Whether an earlier task, or its part in what a worker does, is over when a later one begins.
     bool is_before(uint32_t earlier, uint32_t task) {
-        return waits_directly(task, earlier) ||
-               (is_shared_alike(earlier, task) && are_apart(earlier, task)) || is_reached(earlier, task);
+        return waits_for_task(earlier) || (is_shared_alike(earlier, task) && are_apart(earlier, task)) ||
+               set_with(earlier) != NONE || is_reached(earlier, task);
     }
 
     // Whether it is enough that somebody came after one task and before the other. Where a worker runs
     // parts of both, that says nothing of another worker's.
     bool may_follow(uint32_t earlier, uint32_t task) const {
-        return !is_shared_alike(earlier, task) || are_apart(earlier, task);
+        return m_seats[earlier].blocks <= 1 || !is_shared_alike(earlier, task) || are_apart(earlier, task);
     }
 
     // The same from all that must be over when a task begins, step by step; for what is not seen at once.
     bool is_reached(uint32_t earlier, uint32_t task) {
-        if (m_rank[earlier] >= m_rank[task]) return false;
+        if (rank_of(earlier) >= rank_of(task)) return false;
         if (m_visited.empty()) m_visited.assign(m_count, 0), m_arrived.assign(m_count, {0, 0});
         ++m_visit;
         m_finished.clear();
         m_reached.assign(m_plan.workers, 0);
-        m_floor = m_rank[earlier];
+        m_floor = rank_of(earlier);
         each_producer(task, [&](uint32_t each) { finish(each); });
         for (uint32_t each = task; !m_previous.empty() && m_previous[each] != NONE;) {
             each = m_previous[each];  // its own part of it is over, and what that waited for
             if (m_plan.tasks.blocks[each] <= 1) finish(each);
             each_producer(each, [&](uint32_t producer) { finish(producer); });
         }
-        if (m_plan.workers && parts(task) == 1) pass(m_plan.first_worker[task], m_rank[task]);
+        if (m_plan.workers && parts(task) == 1) pass(m_plan.first_worker[task], rank_of(task));
         while (!m_finished.empty()) {
             const uint32_t done = m_finished.back();
             m_finished.pop_back();
@@ -480,7 +380,7 @@ private:
                 continue;
             }
             for (uint32_t part = 0, worker = m_plan.first_worker[done]; part < parts(done); ++part) {
-                pass(worker, m_rank[done] + 1);
+                pass(worker, rank_of(done) + 1);
                 worker = worker + 1 == m_plan.workers ? 0 : worker + 1;
             }
         }
@@ -488,7 +388,7 @@ private:
     }
 
     void finish(uint32_t task) {
-        if (m_rank[task] < m_floor || m_visited[task] == m_visit) return;
+        if (rank_of(task) < m_floor || m_visited[task] == m_visit) return;
         m_visited[task] = m_visit;
         m_finished.push_back(task);
     }
@@ -497,12 +397,12 @@ private:
     void pass(uint32_t worker, uint32_t rank) {
         const auto begin = m_plan.list_tasks.begin() + std::ptrdiff_t(m_plan.list_begin[worker]);
         const auto end = m_plan.list_tasks.begin() + std::ptrdiff_t(m_plan.list_begin[worker + 1]);
-        auto at = std::partition_point(begin, end, [&](uint32_t each) { return m_rank[each] < rank; });
+        auto at = std::partition_point(begin, end, [&](uint32_t each) { return rank_of(each) < rank; });
         const uint64_t upto = uint64_t(at - begin);
         const uint64_t from = m_reached[worker];
         while (uint64_t(at - begin) > from) {
             const uint32_t each = *--at;
-            if (m_rank[each] < m_floor) break;
+            if (rank_of(each) < m_floor) break;
             if (m_arrived[each].visit != m_visit) m_arrived[each] = {m_visit, 0};
             if (++m_arrived[each].parts == parts(each)) finish(each);
             each_producer(each, [&](uint32_t producer) { finish(producer); });
@@ -510,120 +410,141 @@ private:
         m_reached[worker] = std::max(from, upto);
     }
 
-    History& history_of(uint32_t range) { return m_histories[m_place[range]]; }
-
-    bool check_races() {
-        const Ranges ranges(m_plan.tasks);
-        m_place.assign(ranges.size(), NONE);
-        uint32_t places = 0;
+    void make_sites(const MegaRanges& ranges) {
+        m_sites.assign(ranges.size(), {});
         for (uint32_t range = 0; range < ranges.size(); ++range) {
-            if (!ranges.is_alone(range)) m_place[range] = places++;
+            const MegaRanges::Range& it = ranges[range];
+            Site& site = m_sites[range];
+            site.overlaps = ranges.overlaps(range);
+            site.is_read_alone = site.overlaps.empty() && !it.is_written;
+            site.is_left_alone = it.begin == it.end || (site.overlaps.empty() && !(it.is_shared && it.is_written));
         }
-        m_histories.assign(places, {});
+    }
+
+    bool check_races(const MegaRanges& ranges) {
+        if (m_are_all_run && ranges.are_all_alone()) return true;
+        make_sites(ranges);
+        m_readers.reserve(m_plan.tasks.accesses.size() + 1);
         m_readers.assign(1, {});
-        for (uint32_t task = 0; task < m_count; ++task) {
-            const uint32_t first = m_plan.tasks.access_begin[task], last = m_plan.tasks.access_begin[task + 1];
+        const MegaAccess* const accesses = m_plan.tasks.accesses.data();
+        const uint32_t* const numbers = ranges.of_accesses().data();
+        for (uint32_t task = 0, first = 0, last = 0; task < m_count; ++task, first = last) {
+            last = m_plan.tasks.access_begin[task + 1];
             if (!is_run(task)) {
                 if (!check_alias(ranges, task)) return false;
                 continue;
             }
+            m_waits = entries_of(task);
             for (uint32_t k = first; k < last; ++k) {
-                if (m_place[ranges.of_access(k)] == NONE) continue;
-                if ((m_plan.tasks.accesses[k].mode & MEGA_READ) && !read(ranges, ranges.of_access(k), task)) return false;
+                if (!(accesses[k].mode & MEGA_READ)) continue;
+                Site& site = m_sites[numbers[k]];
+                if (!site.is_left_alone && !read(ranges, site, task)) return false;
             }
             for (uint32_t k = first; k < last; ++k) {
-                if (m_place[ranges.of_access(k)] == NONE) continue;
-                if ((m_plan.tasks.accesses[k].mode & MEGA_WRITE) && !write(ranges, ranges.of_access(k), task)) return false;
+                if (!(accesses[k].mode & MEGA_WRITE)) continue;
+                Site& site = m_sites[numbers[k]];
+                if (!site.is_left_alone && !write(ranges, site, task)) return false;
             }
         }
         return true;
     }
 
-    bool read(const Ranges& ranges, uint32_t range, uint32_t task) {
-        const std::span<const uint32_t> overlaps = ranges.overlaps(range);
-        if (overlaps.empty() && !ranges[range].is_written) return true;  // whoever reads it, nobody writes
-        History& history = history_of(range);
-        if (history.writers_upto != history.writes || !waits_for_set(task, history.writers_set)) {
-            uint32_t set = NONE;
-            bool is_one_set = true;
-            const auto check = [&](uint32_t other) {
-                const uint32_t writer = history_of(other).writer;
-                if (writer == NONE || writer == task) return true;
-                const uint32_t found = set_with(task, writer);
-                if (found == NONE || (set != NONE && found != set)) is_one_set = false;
-                set = found;
-                return found != NONE || is_before(writer, task) || is_overwritten(ranges, range, other, task) ||
-                       fail(MegaBreach::Race, task, writer);
-            };
-            if (!check(range)) return false;
-            for (const uint32_t other : overlaps) {
-                if (!check(other)) return false;
+    bool read(const MegaRanges& ranges, Site& site, uint32_t task) {
+        if (site.is_read_alone) return true;
+        if (site.overlaps.size() < FEW) {
+            if (!check_writer(ranges, site, site, task)) return false;
+            for (const uint32_t other : site.overlaps) {
+                if (!check_writer(ranges, site, m_sites[other], task)) return false;
             }
-            if (is_one_set && set != NONE) {
-                history.writers_set = set;
-                history.writers_upto = history.writes;
-            }
+        } else if (site.writers_upto != site.writes || !waits_for_set(site.writers_set)) {
+            if (!check_writers(ranges, site, task)) return false;
         }
-        if (!history.readers || m_readers[history.readers].task != task) {
-            m_readers.push_back({task, history.readers});
-            history.readers = uint32_t(m_readers.size() - 1);
+        if (!site.readers || m_readers[site.readers].task != task) {
+            m_readers.push_back({task, site.readers});
+            site.readers = uint32_t(m_readers.size() - 1);
         }
         return true;
     }
+
+    // Whoever wrote something that overlaps what a task reads is before it.
+    bool check_writer(const MegaRanges& ranges, const Site& site, const Site& other, uint32_t task) {
+        return other.writer == NONE || other.writer == task || is_before(other.writer, task) ||
+               is_overwritten(ranges, site, other, task) || fail(MegaBreach::Race, task, other.writer);
+    }
+
+    // The same of all that overlap it; where one set has them, it is noted for the next task.
+    bool check_writers(const MegaRanges& ranges, Site& site, uint32_t task) {
+        uint32_t set = NONE;
+        bool is_one_set = true;
+        const auto check = [&](const Site& other) {
+            if (other.writer == NONE || other.writer == task) return true;
+            const uint32_t found = set_with(other.writer);
+            if (found == NONE || (set != NONE && found != set)) is_one_set = false;
+            set = found;
+            return found != NONE || check_writer(ranges, site, other, task);
+        };
+        if (!check(site)) return false;
+        for (const uint32_t other : site.overlaps) {
+            if (!check(m_sites[other])) return false;
+        }
+        if (is_one_set && set != NONE) {
+            site.writers_set = set;
+            site.writers_upto = site.writes;
+        }
+        return true;
+    }
+
+    uint32_t number_of(const Site& site) const { return uint32_t(&site - m_sites.data()); }
 
     // Whether somebody whom the task waits for wrote after the writer of a range, who is then before it.
-    bool is_overwritten(const Ranges& ranges, uint32_t range, uint32_t other, uint32_t task) {
-        const uint32_t writer = history_of(other).writer;
-        const auto covers = [&](uint32_t third) {
-            const uint32_t newer = history_of(third).writer;
-            return third != other && newer != NONE && newer != task && newer > writer &&
-                   ranges.do_overlap(third, other) && is_before(newer, task);
+    bool is_overwritten(const MegaRanges& ranges, const Site& site, const Site& other, uint32_t task) {
+        const auto covers = [&](const Site& third) {
+            return &third != &other && third.writer != NONE && third.writer != task && third.writer > other.writer &&
+                   ranges.do_overlap(number_of(third), number_of(other)) && is_before(third.writer, task);
         };
-        if (!may_follow(writer, task)) return false;
-        return covers(range) || std::ranges::any_of(ranges.overlaps(range), covers);
+        if (!may_follow(other.writer, task)) return false;
+        return covers(site) || std::ranges::any_of(site.overlaps, [&](uint32_t third) { return covers(m_sites[third]); });
     }
 
-    bool write(const Ranges& ranges, uint32_t range, uint32_t task) {
-        const std::span<const uint32_t> overlaps = ranges.overlaps(range);
-        History& history = history_of(range);
-        if (ranges[range].begin == ranges[range].end) return true;
+    bool write(const MegaRanges& ranges, Site& site, uint32_t task) {
         bool has_readers = false;
-        if (!check_readers(range, history.writer, task, has_readers)) return false;
-        for (const uint32_t other : overlaps) {
-            if (!check_readers(other, history.writer, task, has_readers)) return false;
+        if (site.readers && !check_readers(site, site.writer, task, has_readers)) return false;
+        for (const uint32_t other : site.overlaps) {
+            Site& there = m_sites[other];
+            if (there.readers && !check_readers(there, site.writer, task, has_readers)) return false;
         }
         // Whoever has read it since its last write has waited for that.
-        if (history.writer != NONE && history.writer != task &&
-            !(has_readers && may_follow(history.writer, task)) && !is_before(history.writer, task)) {
-            return fail(MegaBreach::Race, task, history.writer);
+        if (site.writer != NONE && site.writer != task &&
+            !(has_readers && may_follow(site.writer, task)) && !is_before(site.writer, task)) {
+            return fail(MegaBreach::Race, task, site.writer);
         }
-        ++history.writes;
-        for (const uint32_t other : overlaps) {
-            History& there = history_of(other);
+        ++site.writes;
+        for (const uint32_t other : site.overlaps) {
+            Site& there = m_sites[other];
             ++there.writes;
             const uint32_t writer = there.writer;
             if (writer == NONE || writer == task) continue;
-            if (((history.writer != NONE && history.writer > writer) || has_read_since(there, writer, task) ||
-                 has_read_since(history, writer, task)) && may_follow(writer, task)) {
+            if (((site.writer != NONE && site.writer > writer) || has_read_since(there, writer, task) ||
+                 has_read_since(site, writer, task)) && may_follow(writer, task)) {
                 continue;
             }
             if (is_before(writer, task)) continue;
-            if (!is_implied(ranges, range, other, task)) return fail(MegaBreach::Race, task, writer);
+            if (!is_implied(ranges, site, there, task)) return fail(MegaBreach::Race, task, writer);
         }
-        history.writer = task;
+        site.writer = task;
         return true;
     }
 
-    bool has_read_since(const History& history, uint32_t writer, uint32_t task) const {
-        return history.readers && m_readers[history.readers].task > writer && m_readers[history.readers].task <= task;
+    bool has_read_since(const Site& site, uint32_t writer, uint32_t task) const {
+        return site.readers && m_readers[site.readers].task > writer && m_readers[site.readers].task <= task;
     }
 
     // Whether a reader or writer of something else that overlaps both came after the writer of a range.
-    bool is_implied(const Ranges& ranges, uint32_t range, uint32_t other, uint32_t task) {
-        const uint32_t writer = history_of(other).writer;
-        return may_follow(writer, task) && std::ranges::any_of(ranges.overlaps(range), [&](uint32_t third) {
-            const History& there = history_of(third);
-            if (!ranges.do_overlap(third, other)) return false;
+    bool is_implied(const MegaRanges& ranges, const Site& site, const Site& other, uint32_t task) {
+        const uint32_t writer = other.writer;
+        return may_follow(writer, task) && std::ranges::any_of(site.overlaps, [&](uint32_t third) {
+            const Site& there = m_sites[third];
+            if (!ranges.do_overlap(third, number_of(other))) return false;
             return has_read_since(there, writer, task) ||
                    (there.writer != NONE && there.writer > writer && there.writer != task &&
                     is_before(there.writer, task));
@@ -631,41 +552,43 @@ private:
     }
 
     // All who have read a range since a task wrote what is now written again.
-    bool check_readers(uint32_t range, uint32_t floor, uint32_t task, bool& has_readers) {
-        History& history = history_of(range);
-        uint32_t at = history.readers;
-        if (at && m_readers[at].task == task) {
+    bool check_readers(Site& site, uint32_t floor, uint32_t task, bool& has_readers) {
+        uint32_t at = site.readers;
+        if (m_readers[at].task == task) {
             has_readers = true;  // itself: it has waited for the writers
             at = m_readers[at].previous;
         }
         const auto is_since = [&](uint32_t reader) { return reader && (floor == NONE || m_readers[reader].task > floor); };
         if (!is_since(at)) return true;
         has_readers = true;
-        if (history.readers_from == at && waits_for_set(task, history.readers_set) &&
-            (history.readers_downto == 0 || (floor != NONE && m_readers[history.readers_downto].task <= floor))) {
+        if (site.readers_from == at && waits_for_set(site.readers_set) &&
+            (site.readers_downto == 0 || (floor != NONE && m_readers[site.readers_downto].task <= floor))) {
             return true;
         }
+        return check_each_reader(site, at, floor, task);
+    }
+
+    bool check_each_reader(Site& site, uint32_t at, uint32_t floor, uint32_t task) {
         const uint32_t from = at;
         uint32_t set = NONE;
         bool is_one_set = true;
-        for (; is_since(at); at = m_readers[at].previous) {
-            const uint32_t found = set_with(task, m_readers[at].task);
+        for (; at && (floor == NONE || m_readers[at].task > floor); at = m_readers[at].previous) {
+            const uint32_t reader = m_readers[at].task;
+            const uint32_t found = set_with(reader);
             if (found == NONE || (set != NONE && found != set)) is_one_set = false;
             set = found;
-            if (found == NONE && !is_before(m_readers[at].task, task)) {
-                return fail(MegaBreach::Race, task, m_readers[at].task);
-            }
+            if (found == NONE && !is_before(reader, task)) return fail(MegaBreach::Race, task, reader);
         }
         if (is_one_set) {
-            history.readers_set = set;
-            history.readers_from = from;
-            history.readers_downto = at;
+            site.readers_set = set;
+            site.readers_from = from;
+            site.readers_downto = at;
         }
         return true;
     }
 
     // A task that is not run would have computed what is there.
-    bool check_alias(const Ranges& ranges, uint32_t task) {
+    bool check_alias(const MegaRanges& ranges, uint32_t task) {
         const uint32_t alias = uint32_t(m_plan.alias[task]);
         const MegaTaskTable& tasks = m_plan.tasks;
         const std::span<const MegaAccess> mine = tasks.accesses_of(task), its = tasks.accesses_of(alias);
@@ -680,7 +603,7 @@ private:
             const uint32_t range = ranges.of_access(tasks.access_begin[task] + k);
             const bool is_input = mine[k].mode & MEGA_READ;
             const auto is_old = [&](uint32_t other) {
-                const uint32_t writer = history_of(other).writer;
+                const uint32_t writer = m_sites[other].writer;
                 return writer == NONE || writer < alias || (writer == alias && !is_input);
             };
             is_right = is_old(range) && std::ranges::all_of(ranges.overlaps(range), is_old);
@@ -692,18 +615,21 @@ private:
         uint32_t visit, parts;
     };
 
+    static constexpr size_t FEW = 4;  // overlaps of a range, which are proved one by one
     const MegaSchedule& m_plan;
     const uint32_t m_count;
     MegaVerdict m_verdict;
-    MegaVector<uint32_t> m_rank;      // in the order that was proved
+    bool m_are_all_run = true;
+    MegaVector<Seat> m_seats;
     MegaVector<uint32_t> m_previous;  // in the region
-    MegaVector<uint32_t> m_place;     // of a range in m_histories; NONE: one access alone touches it
-    MegaVector<History> m_histories;
+    MegaVector<Site> m_sites;         // by range
+    std::span<const uint32_t> m_waits;  // of the task that is looked at
     MegaVector<Reader> m_readers;     // [0] is none
     MegaVector<uint32_t> m_visited, m_finished;
     MegaVector<Arrived> m_arrived;
     MegaVector<uint64_t> m_reached;   // of each worker's list
     uint32_t m_visit = 0, m_floor = 0;
+    size_t m_near = 0;  // where the last member lay that was asked for
 };
 
 }  // namespace

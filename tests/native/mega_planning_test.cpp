@@ -72,6 +72,35 @@ struct RandomTasks {
             close();
         }
     }
+    // Spaces of many pieces alike: read as wholes, written piece after piece, again and again.
+    struct Pieces {};
+    RandomTasks(Pieces, Random& random, uint32_t count) {
+        const uint64_t pieces = 1 + random.below(70), bytes = 1 + random.below(2);
+        const uint64_t spaces = 1 + random.below(random.one_in(4) ? 100 : 3);
+        std::vector<uint64_t> next(spaces);  // where each space is written next
+        while (op.size() < count) {
+            const auto space = [&] { return uint32_t(random.below(spaces)); };
+            const auto touch = [&](uint32_t mode, uint32_t where, uint64_t first, uint64_t last) {
+                accesses.push_back({first * bytes, std::min(last, pieces) * bytes, 0, where * 64, mode});
+            };
+            const uint32_t from = space(), to = space();
+            const uint64_t first = random.below(pieces), few = 1 + random.below(12);
+            switch (random.below(5)) {
+                case 0: touch(MEGA_READ, from, 0, pieces); break;
+                case 1: touch(MEGA_READ, from, first, first + few); break;
+                case 2: touch(MEGA_WRITE, to, first, first + few); break;
+                default: break;
+            }
+            const bool is_level = random.one_in(8);
+            for (uint64_t k = is_level ? 1 + random.below(2 * pieces) : 1; k > 0; --k) {
+                if (is_level) touch(MEGA_READ, from, 0, pieces);
+                touch(MEGA_WRITE, to, next[to], next[to] + 1);
+                next[to] = (next[to] + 1) % pieces;
+                op.push_back(0), blocks.push_back(1), flags.push_back(0);
+                close();
+            }
+        }
+    }
     void repeat(uint32_t task) {
         op.push_back(op[task]), blocks.push_back(blocks[task]), flags.push_back(flags[task]);
         for (uint32_t k = param_begin[task]; k < param_begin[task + 1]; ++k) params.push_back(uint64_t(params[k]));
@@ -179,6 +208,120 @@ void test_plan(Random& random, const RandomTasks& tasks) {
     }
 }
 
+// Waits that were damaged are found out exactly where a hazard is left that they do not order.
+void test_damage(Random& random, const RandomTasks& tasks) {
+    MegaPlanOptions options;
+    options.dedupes = options.joins = false;
+    MegaPlanned planned = mega_plan(tasks.table(), options);
+    auto [set_begin, set_members] = planned.sets.take();
+    const uint32_t count = uint32_t(tasks.op.size());
+    // A producer is exchanged for one that the task does not need, itself included: an earlier one.
+    if (!planned.entries.empty() && random.one_in(2)) {
+        const size_t entry = random.below(planned.entries.size());
+        uint32_t task = 0;
+        while (planned.entry_begin[task + 1] <= entry) ++task;
+        planned.entries[entry] = uint32_t(random.below(task));
+    } else if (!set_members.empty()) {  // or left out of a set, which others share
+        const size_t member = random.below(set_members.size());
+        set_members.erase(set_members.begin() + std::ptrdiff_t(member));
+        for (uint64_t& begin : set_begin) begin -= begin > member;
+    }
+    MegaSchedule schedule;
+    schedule.tasks = tasks.table();
+    schedule.entry_begin = planned.entry_begin;
+    schedule.entries = planned.entries;
+    schedule.set_begin = set_begin;
+    schedule.set_members = set_members;
+    Memory memory;
+    std::vector<Numbers> before(count);
+    bool has_race = false;
+    for (uint32_t task = 0; task < count; ++task) {
+        const auto wait = [&](uint32_t each) {
+            before[task].insert(each);
+            before[task].insert(before[each].begin(), before[each].end());
+        };
+        for (uint32_t k = planned.entry_begin[task]; k < planned.entry_begin[task + 1]; ++k) {
+            const uint32_t entry = planned.entries[k];
+            if (!(entry & MEGA_SET)) {
+                wait(entry);
+                continue;
+            }
+            const uint32_t set = entry & ~MEGA_SET;
+            for (uint64_t j = set_begin[set]; j < set_begin[set + 1]; ++j) wait(set_members[j]);
+        }
+        for (const uint32_t each : touch(memory, task, tasks.of(task)).first) has_race |= !before[task].contains(each);
+    }
+    const MegaVerdict verdict = mega_validate(schedule);
+    check_equal(uint32_t(verdict.breach), has_race ? uint32_t(MegaBreach::Race) : 0u, "a race is found, and no other");
+}
+
+struct Table {
+    std::vector<uint32_t> op, blocks, flags, param_begin{0}, access_begin{0};
+    std::vector<MegaAccess> accesses;
+
+    void add(std::vector<MegaAccess> touched, uint32_t of_blocks = 1, uint32_t with_flags = 0) {
+        op.push_back(0), blocks.push_back(of_blocks), flags.push_back(with_flags), param_begin.push_back(0);
+        accesses.insert(accesses.end(), touched.begin(), touched.end());
+        access_begin.push_back(uint32_t(accesses.size()));
+    }
+    MegaTaskTable table() const { return {op, blocks, flags, param_begin, {}, access_begin, accesses}; }
+};
+
+// Tasks that wait for the same, one after the other, are refused for the reasons that each has by itself.
+void test_siblings() {
+    Table tasks;
+    for (uint64_t k = 0; k < 9; ++k) tasks.add({{k, k + 1, 0, 0, MEGA_WRITE}});  // enough for a set
+    const MegaAccess all{0, 9, 0, 0, MEGA_READ};
+    for (int k = 0; k < 3; ++k) tasks.add({all});
+    tasks.add({all}, 2);
+    tasks.add({all}, 1, MEGA_ATOMIC);
+    tasks.add({all});
+    tasks.add({{0, 1, 0, 1, MEGA_WRITE}});  // 15, which 16 joins
+    for (int k = 0; k < 3; ++k) tasks.add({{0, 1, 0, 1, MEGA_READ}});
+    const MegaPlanned planned = mega_plan(tasks.table(), {});
+    const std::vector<MegaRefusal> wanted{
+        {8, 9, MegaCode::WaitsForOther, 0},     {8, 10, MegaCode::WaitsForOther, 0},
+        {8, 11, MegaCode::WaitsForOther, 0},    {8, 12, MegaCode::DifferentBlocks, ~0u},
+        {8, 13, MegaCode::JoinAccumulates, ~0u}, {8, 14, MegaCode::WaitsForOther, 0},
+        {15, 17, MegaCode::HasFollower, 16},    {15, 18, MegaCode::HasFollower, 16},
+    };
+    check_equal(planned.refusals.size(), wanted.size(), "one refusal for each that waits and is not joined");
+    for (size_t k = 0; k < std::min(planned.refusals.size(), wanted.size()); ++k) {
+        const MegaRefusal &found = planned.refusals[k], &right = wanted[k];
+        check(found.earlier == right.earlier && found.later == right.later && found.code == right.code &&
+              found.other == right.other, "refusal " + std::to_string(k));
+    }
+    for (const uint32_t task : {9u, 11u, 14u}) check_equal(planned.level[task], 1u, "the level of a sibling");
+    check_equal(planned.region[16], planned.region[15], "the first one joins");
+}
+
+// Thousands of ranges in no order: tables grow, and every wait counts.
+void test_many_ranges() {
+    constexpr uint32_t COUNT = 3000;
+    Table tasks;
+    const auto piece = [](uint64_t k, uint32_t mode) { return MegaAccess{k * 8, k * 8 + 8, 0, uint32_t(k % 3), mode}; };
+    for (uint32_t k = 0; k < COUNT; ++k) tasks.add({piece(k * 7 % COUNT, MEGA_WRITE)});
+    for (uint32_t k = 0; k < COUNT; ++k) tasks.add({piece(k * 11 % COUNT, MEGA_READ)});
+    MegaPlanOptions options;
+    options.joins = false;
+    MegaPlanned planned = mega_plan(tasks.table(), options);
+    check_equal(planned.entries.size(), size_t(COUNT), "each reader waits for one writer");
+    MegaSchedule schedule;
+    schedule.tasks = tasks.table();
+    schedule.entry_begin = planned.entry_begin;
+    schedule.entries = planned.entries;
+    schedule.set_begin = planned.sets.begins();
+    check_equal(uint32_t(mega_validate(schedule).breach), 0u, "and that is enough");
+    for (const uint32_t k : {0u, 1234u, COUNT - 1}) {
+        const uint32_t right = planned.entries[k];
+        planned.entries[k] = (right + 1) % COUNT;
+        const MegaVerdict verdict = mega_validate(schedule);
+        check(verdict.breach == MegaBreach::Race && verdict.task == COUNT + k && verdict.other == right,
+              "another writer is not enough");
+        planned.entries[k] = right;
+    }
+}
+
 void test_hostile() {
     Random random(7);
     const RandomTasks right(random, 6);
@@ -244,7 +387,15 @@ int main() {
         const RandomTasks tasks(random, 1 + uint32_t(random.below(60)));
         test_tracker(random, tasks);
         test_plan(random, tasks);
+        test_damage(random, tasks);
+        if (round % 10) continue;
+        const RandomTasks pieces(RandomTasks::Pieces(), random, 1 + uint32_t(random.below(200)));
+        test_tracker(random, pieces);
+        test_plan(random, pieces);
+        test_damage(random, pieces);
     }
+    test_siblings();
+    test_many_ranges();
     test_hostile();
     test_forgetting();
     return finish();
