@@ -3,14 +3,18 @@
 * `graph` with a variable that changes at every replay, against a CUDA graph captured by hand from
   the same kernels, in which nothing can change: at most 1.1 of its time, instantiated once.
 * `serial`, host time of a launch in bursts, against CuPy's: at most 0.6. Listed beside: a loop over
-  `CachedKernel.launch`.
+  `CachedKernel.launch`, and one of `cuLaunchKernel` in C, which is the driver's own part.
 
 Skipped where torch sees no CUDA device.
 """
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +37,17 @@ CONFIG = DecoderConfig(
 CUPY_NOTHING = """
 extern "C" __global__ void nothing(const float* x, float* y, long long n) {
     if (n < 0) y[0] = x[0];
+}
+"""
+
+DRIVER_LOOP = """
+using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                       void*, void**, void**);
+extern "C" int burst(Launch launch, void* function, void* stream, void** arguments, int count) {
+    int code = 0;
+    for (int k = 0; k < count; ++k)
+        code |= launch(function, 1, 1, 1, 128, 1, 1, 0, stream, arguments, nullptr);
+    return code;
 }
 """
 
@@ -96,6 +111,26 @@ def replaying(torch: Any, repeats: int) -> dict[str, Any]:
     ).as_dict()
 
 
+def driver_loop(function: int, stream: int, values: list[Any]) -> Callable[[], object] | None:
+    """Return a burst of bare launches from C, where there is a compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/burst.so"
+        command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
+        subprocess.run(command, input=DRIVER_LOOP, text=True, check=True)
+        burst = ctypes.CDLL(path).burst
+    launch = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p)
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in values))
+
+    def call() -> None:
+        code = burst(launch, ctypes.c_void_p(function), ctypes.c_void_p(stream), pointers, BURST)
+        assert code == 0, code
+
+    return call
+
+
 def launching(torch: Any, repeats: int) -> dict[str, Any]:
     """Host time of a launch in bursts into an idle stream."""
     signature = [bl.Param("x", "f32", "n"), bl.Param("y", "f32", "n", "write"), bl.Scalar("n")]
@@ -124,6 +159,12 @@ def launching(torch: Any, repeats: int) -> dict[str, Any]:
                 theirs((1,), (128,), (cx, cy, 16))
 
         ways["CuPy"] = with_cupy
+        words = [ctypes.c_uint64(cx.data.ptr), ctypes.c_uint64(cy.data.ptr), ctypes.c_int64(16)]
+        with_cupy()
+        stream = cupy.cuda.get_current_stream().ptr
+        bare = driver_loop(theirs.kernel.ptr, stream, words)
+        if bare is not None:
+            ways["cuLaunchKernel in C"] = bare
     except ImportError:
         pass
     found: dict[str, list[float]] = {name: [] for name in ways}

@@ -92,6 +92,7 @@ PlanOutcome MegaCuda::run(uint64_t stream, const MegaLimits& limits) {
     launch.executed = reinterpret_cast<uint32_t*>(m_place.executed);
     launch.stop = reinterpret_cast<uint32_t*>(m_place.stop);
     launch.stopped = reinterpret_cast<uint32_t*>(m_place.stopped);
+    launch.tables_bytes = at.end;
     launch.max_ns = limits.max_ns;
     launch.grace_ns = limits.grace_ns;
     launch.tasks_count = tasks;

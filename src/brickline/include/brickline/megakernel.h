@@ -49,7 +49,7 @@ struct alignas(16) MegaTask {
     uint32_t grid[3];
     uint32_t blocks;          // their product
     uint32_t first_worker;    // part k is worker (first_worker + k) % workers
-    uint32_t parts;           // at least 1: a part without blocks waits and signals all the same
+    uint32_t parts;           // a part without blocks waits and signals all the same; 0: not run, another computes it
     uint32_t first_argument;  // in the table of arguments, 8 bytes each
     uint32_t arguments;
     uint32_t first_wait;      // in the table of waits
@@ -128,6 +128,7 @@ struct MegaLaunch {
                                 // that are not all of them; MEGA_NONE before
     uint32_t* stop;             // the host's word: not 0 ends the run; in the host's memory
     uint32_t* stopped;          // the workers' word; zero
+    uint64_t tables_bytes;      // of what begins with the tasks, up to the last argument
     uint64_t max_ns;            // 0: no deadline
     uint64_t grace_ns;          // after it, for items to end
     uint32_t tasks_count;
@@ -149,6 +150,8 @@ BRICKLINE_INLINE MegaShare mega_share(uint32_t blocks, uint32_t first_worker, ui
                                       uint32_t worker, uint32_t workers) {
     const uint32_t part = mega_part(first_worker, worker, workers);
     if (part >= parts) return {0, 0};
+    if (blocks < 1u << 20)  // times a part it fits 32 bits, which are divided faster
+        return {blocks * part / parts, blocks * (part + 1) / parts};
     return {static_cast<uint32_t>(uint64_t{blocks} * part / parts),
             static_cast<uint32_t>(uint64_t{blocks} * (part + 1) / parts)};
 }

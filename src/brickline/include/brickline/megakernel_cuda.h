@@ -1,11 +1,12 @@
 // megakernel_cuda.h: the loop of a CUDA block that is a worker of a megakernel. For a generated unit,
 // which says what an op is.
 //
-// A worker has three kinds of threads. Consumers execute items. One warp controls: it reads the list
-// ahead, waits for other tasks and hands entries over, so that consumers never look at memory that is
-// not theirs. One warp produces: its first lane copies rows ahead of the items that read them, in the
-// order of the list, and waits for nothing but room. What it copies is written by nobody during a run,
-// so it may run ahead of every wait: data are on their way while a worker waits for its turn.
+// A worker has four kinds of threads. Consumers execute items. One warp, the clerk, reads the list ahead
+// and keeps the books, so that consumers never look at memory that is not theirs. One warp, the watcher,
+// waits for other tasks and tells consumers when nothing is missing. One warp produces: its first lane
+// copies rows ahead of the items that read them, in the order of the list, and waits for nothing but
+// room. What it copies is written by nobody during a run, so it may run ahead of every wait: data are on
+// their way while a worker waits for its turn.
 
 #pragma once
 
@@ -14,7 +15,8 @@
 
 namespace brickline {
 
-inline constexpr uint32_t MEGA_DEPTH = 4;         // entries that control is ahead
+inline constexpr uint32_t MEGA_DEPTH = 4;         // entries that the clerk is ahead
+inline constexpr uint32_t MEGA_NEAR_WAITS = 8;    // of an entry that are read ahead
 inline constexpr uint32_t MEGA_OP_BARRIER = 1;    // of the lanes of an item
 inline constexpr uint32_t MEGA_ALL_BARRIER = 2;   // of all consumers
 inline constexpr uint32_t MEGA_MAX_SLOTS = 32;
@@ -31,9 +33,10 @@ struct Entry {
     uint32_t number;   // of the task; MEGA_NONE ends the list
     uint32_t first, last;
     uint32_t order;    // Order; what is said last
-    uint64_t ready, end;   // ticks: nothing was missing any more; its items were done
+    uint64_t begin, ready, end;  // ticks: its turn came; nothing was missing any more; its items were done
     uint32_t blocks, executed;  // items that were come to, and those that were executed without a fault
     uint64_t arguments[MEGA_MAX_ARGUMENTS];
+    MegaWait waits[MEGA_NEAR_WAITS];  // where it has no more
     RowSource rows;
 };
 
@@ -43,12 +46,15 @@ struct Shared {
     uint64_t loaded[MEGA_DEPTH], ready[MEGA_DEPTH], taken[MEGA_DEPTH];
     uint64_t full[MEGA_MAX_SLOTS], empty[MEGA_MAX_SLOTS];
     uint32_t fault[3];          // of an item; take turns
-    uint32_t stop;              // control's word
+    uint32_t stop;              // the clerk's word
     uint32_t leaves[2];         // what consumers agree on; take turns
     uint32_t have_left;         // consumers are done
     uint32_t task, block;       // where consumers are: items that are done of which task
-    uint32_t missing, arrived;  // what control waited for when it left
+    uint32_t missing, arrived;  // what the watcher waited for when it left
     uint64_t ring_wait;
+    uint64_t counters;          // as in MegaLaunch
+    MegaFault* faults;
+    uint32_t delay_seed;
     MegaProgress progress;
 };
 
@@ -83,6 +89,9 @@ __device__ __forceinline__ void copy_rows(void* to, const void* from, uint32_t s
         "l"(__cvta_generic_to_global(from)), "r"(size_bytes), "r"(address(barrier))
         : "memory");
 }
+__device__ __forceinline__ void ask_for(const void* line) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -101,6 +110,10 @@ __device__ __forceinline__ uint32_t load_of_host(const uint32_t* from) {
 __device__ __forceinline__ void add_release(uint32_t* to, uint32_t value) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+__device__ __forceinline__ MegaWait load_wait(const MegaLaunch& launch, uint32_t at) {
+    const uint2 both = __ldcg(reinterpret_cast<const uint2*>(launch.waits + at));
+    return {both.x, both.y};
+}
 __device__ __forceinline__ uint64_t nanoseconds() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -109,55 +122,61 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 __device__ __forceinline__ uint32_t peek(const uint32_t& word) {
     return *reinterpret_cast<const volatile uint32_t*>(&word);
 }
+__device__ __forceinline__ uint32_t* peek_pointer(const uint64_t& word) {
+    return reinterpret_cast<uint32_t*>(*reinterpret_cast<const volatile uint64_t*>(&word));
+}
 __device__ __forceinline__ void poke(uint32_t& word, uint32_t value) {
     *reinterpret_cast<volatile uint32_t*>(&word) = value;
 }
-__device__ __forceinline__ void delay(const MegaLaunch& launch, uint32_t salt) {
-    if (launch.delay_seed == 0) return;
-    uint32_t bits = (launch.delay_seed ^ salt * 0x9e3779b9u ^ (blockIdx.x + 1) * 0x85ebca6bu) * 0xc2b2ae35u;
+// What seldom happens is not inlined: what others wait for stays short.
+
+// For tests: now and then a worker takes its time.
+__device__ __noinline__ void dawdle(uint32_t seed, uint32_t at, uint32_t block) {
+    uint32_t bits = (seed ^ (at * 31 + block) * 0x9e3779b9u ^ (blockIdx.x + 1) * 0x85ebca6bu) * 0xc2b2ae35u;
     bits ^= bits >> 15;
     if (bits % 4 == 0) __nanosleep(bits % 4000);
 }
 
-// ------------------------------------------------------------------------------------------- control
+// Of several blocks that fault, the first is reported.
+__device__ __noinline__ void report_fault(uint32_t number, uint32_t block, uint32_t code) {
+    extern __shared__ __align__(128) unsigned char dynamic[];
+    atomicMax(reinterpret_cast<unsigned long long*>(reinterpret_cast<Shared*>(dynamic)->faults + number),
+              static_cast<unsigned long long>(~block) << 32 | code);
+}
 
-class Control {
+// Rows that an item of an entry did not ask for, but that are there. By the first group.
+__device__ __noinline__ uint64_t drop_rows(uint32_t entry, uint32_t block) {
+    extern __shared__ __align__(128) unsigned char dynamic[];
+    const RowSource& rows = reinterpret_cast<Shared*>(dynamic)->entries[entry].rows;
+    return rows.each_row(block, 0, 1, threadIdx.x, [](uint32_t, unsigned char*) {});
+}
+
+// --------------------------------------------------------------------------------------------- clerk
+
+// A warp. It is up to MEGA_DEPTH entries ahead of the consumers, and writes down what became of those
+// behind them.
+class Clerk {
   public:
-    __device__ Control(const MegaLaunch& launch, Shared& shared, unsigned char* slots)
+    __device__ Clerk(const MegaLaunch& launch, Shared& shared, unsigned char* slots)
         : m_launch(launch), m_shared(shared), m_slots(slots), m_lane(threadIdx.x % 32),
           m_begin(nanoseconds()) {}
 
-    // While an entry waits, what is needed of the next two is on its way: of the next one its arguments
-    // and waits, of the one after it the task that says where they are.
+    // While the arguments and waits of an entry are on their way, so is the task of the next one, which
+    // says where its own are.
     __device__ void run() {
         m_first = m_launch.list_begin[blockIdx.x];
         m_length = m_launch.list_begin[blockIdx.x + 1] - m_first;
         m_even = load_list(0);
         m_odd = load_list(1);
         uint32_t words = load_words(number_at(0));
-        Ahead ahead = place(0, words);
-        words = load_words(number_at(1));
-        hand_over(0, ahead);
-        for (uint32_t at = 0; at <= m_length; ++at) {
-            Entry& entry = m_shared.entries[at % MEGA_DEPTH];
-            const MegaWait wait = ahead.wait;
-            if (at < m_length) {
-                ahead = place(at + 1, words);
-                words = load_words(number_at(at + 2));
-            }
-            const uint64_t begin = clock64();
-            const bool has_waited = at < m_length && await(entry.task, wait, at);
-            if (m_order != ORDER_RUN && m_lane == 0) entry.order = m_order;
-            __syncwarp();
-            if (m_lane == 0) platform::arrive(&m_shared.ready[at % MEGA_DEPTH], 1);
-            const uint64_t ready = clock64();
-            if (m_lane == 0) {
-                entry.ready = ready;
-                if (m_launch.records && at < m_length) m_launch.records[m_first + at].begin = begin;
-            }
-            if (has_waited) m_waited += ready - begin;
-            if (m_stops) break;
-            if (at < m_length) hand_over(at + 1, ahead);
+        Ahead before = {};
+        for (uint32_t at = 0; at <= m_length && await_room(at); ++at) {
+            const Ahead ahead = place(at, words);
+            if (at < m_length) words = load_words(number_at(at + 1));
+            if (at > 0) hand_over(at - 1, before);
+            before = ahead;
+            if (at == m_length) hand_over(at, ahead);
+            if (at % 16 == 15) look_around();
         }
         while (!peek(m_shared.have_left)) {
             look_around();
@@ -167,17 +186,14 @@ class Control {
         // What is not written yet of what they did.
         const uint32_t end = m_shared.progress.position + (m_shared.progress.blocks > 0 ? 1 : 0);
         while (m_written < end) write_down();
-        if (m_lane == 0) {
-            m_shared.progress.work = m_work;
-            m_shared.progress.dependency_wait = m_waited;
-        }
+        if (m_lane == 0) m_shared.progress.work = m_work;
     }
 
   private:
     // What is on its way for an entry, a part in each lane.
     struct Ahead {
         uint64_t argument;
-        MegaWait wait;  // of the first 32
+        MegaWait wait;
     };
 
     __device__ uint32_t load_list(uint32_t chunk) const {
@@ -198,14 +214,24 @@ class Control {
         return __ldcg(reinterpret_cast<const uint32_t*>(m_launch.tasks + number) + m_lane);
     }
 
-    // Writes the task of an entry where consumers will find it, and asks for the rest.
+    // Whether there is an entry to write to; otherwise the consumers have left.
+    __device__ bool await_room(uint32_t at) {
+        if (at < MEGA_DEPTH) return true;
+        uint64_t* const barrier = &m_shared.taken[at % MEGA_DEPTH];
+        const uint32_t phase = (at / MEGA_DEPTH - 1) & 1;
+        for (uint32_t tries = 1; !__all_sync(0xffffffff, platform::is_phase_over(barrier, phase)); ++tries) {
+            if (tries % 4 != 0) continue;
+            look_around();
+            if (__any_sync(0xffffffff, peek(m_shared.have_left))) return false;
+        }
+        write_down();
+        __syncwarp();
+        return true;
+    }
+
+    // Writes the task of an entry where others will find it, and asks for the rest.
     __device__ Ahead place(uint32_t at, uint32_t words) {
         Entry& entry = m_shared.entries[at % MEGA_DEPTH];
-        if (at >= MEGA_DEPTH) {
-            await_room(&m_shared.taken[at % MEGA_DEPTH], (at / MEGA_DEPTH - 1) & 1);
-            write_down();
-            __syncwarp();
-        }
         const uint32_t number = m_number;
         Ahead ahead = {0, {MEGA_NONE, 0}};
         if (m_lane == 0) entry.number = number, entry.order = ORDER_RUN;
@@ -216,8 +242,25 @@ class Control {
         if (m_lane < task.arguments)
             ahead.argument = __ldcg(reinterpret_cast<const unsigned long long*>(
                 m_launch.arguments + task.first_argument + m_lane));
-        if (m_lane < task.waits) ahead.wait = load_wait(task.first_wait + m_lane);
+        if (m_lane < MEGA_NEAR_WAITS && m_lane < task.waits)
+            ahead.wait = load_wait(m_launch, task.first_wait + m_lane);
         return ahead;
+    }
+
+    __device__ void hand_over(uint32_t at, const Ahead& ahead) {
+        Entry& entry = m_shared.entries[at % MEGA_DEPTH];
+        if (entry.number != MEGA_NONE) {
+            const MegaTask& task = entry.task;
+            if (m_lane < task.arguments) entry.arguments[m_lane] = ahead.argument;
+            if (m_lane < MEGA_NEAR_WAITS) entry.waits[m_lane] = ahead.wait;
+            const MegaShare share =
+                mega_share(task.blocks, task.first_worker, task.parts, blockIdx.x, m_launch.workers);
+            if (m_lane == 0) entry.first = share.first, entry.last = share.last;
+            __syncwarp();
+            if ((task.flags & MEGA_STREAMS) && m_lane == 0) expect_rows(entry);
+        }
+        __syncwarp();
+        if (m_lane == 0) platform::arrive(&m_shared.loaded[at % MEGA_DEPTH], 1);
     }
 
     // Consumers write nothing but results, and nothing is written of an entry that went well: a signal
@@ -230,6 +273,7 @@ class Control {
                 m_launch.executed[m_first + m_written] = entry.executed;
             if (m_launch.records) {
                 MegaRecord& record = m_launch.records[m_first + m_written];
+                record.begin = entry.begin;
                 record.ready = entry.ready;
                 record.end = entry.end;
                 record.task = entry.number;
@@ -237,31 +281,6 @@ class Control {
             }
         }
         ++m_written;
-    }
-
-    __device__ MegaWait load_wait(uint32_t at) const {
-        const uint2 both = __ldcg(reinterpret_cast<const uint2*>(m_launch.waits + at));
-        return {both.x, both.y};
-    }
-
-    __device__ void hand_over(uint32_t at, const Ahead& ahead) {
-        Entry& entry = m_shared.entries[at % MEGA_DEPTH];
-        if (entry.number != MEGA_NONE) {
-            const MegaTask& task = entry.task;
-            if (m_lane < task.arguments) entry.arguments[m_lane] = ahead.argument;
-            const MegaShare share =
-                mega_share(task.blocks, task.first_worker, task.parts, blockIdx.x, m_launch.workers);
-            if (m_lane == 0) entry.first = share.first, entry.last = share.last;
-            __syncwarp();
-            if ((task.flags & MEGA_STREAMS) && m_lane == 0) expect_rows(entry);
-        }
-        __syncwarp();
-        if (m_lane == 0) platform::arrive(&m_shared.loaded[at % MEGA_DEPTH], 1);
-    }
-
-    __device__ void await_room(uint64_t* barrier, uint32_t phase) {
-        for (uint32_t tries = 1; !__all_sync(0xffffffff, platform::is_phase_over(barrier, phase)); ++tries)
-            if (tries % 4 == 0) look_around();
     }
 
     // The producer comes to the same chunks in the same order.
@@ -290,74 +309,29 @@ class Control {
         m_chunks = static_cast<uint32_t>((m_chunks + chunks) % (2 * m_launch.ring_slots));
     }
 
-    // Each lane watches one task. Returns whether it was waited for any, and says in m_order what is to
-    // be done.
-    __device__ bool await(const MegaTask& task, MegaWait wait, uint32_t at) {
-        const uint32_t waits = task.waits, first_wait = task.first_wait;
-        bool is_faulted = false;
-        bool has_waited = false;
-        for (uint32_t first = 0; first < waits && !m_stops; first += 32) {
-            const bool watches = first + m_lane < waits;
-            if (watches && first) wait = load_wait(first_wait + first + m_lane);
-            const uint32_t* const counter = m_launch.counters + uint64_t{wait.task} * MEGA_COUNTER_STEP;
-            uint32_t value = 0;
-            bool is_ready = !watches;
-            for (uint32_t tries = 1;; ++tries) {
-                if (!is_ready) {
-                    value = load_acquire(counter);
-                    is_ready = mega_arrivals(value) >= wait.parts;
-                }
-                if (__all_sync(0xffffffff, is_ready && !mega_is_faulted(value))) break;
-                if (__all_sync(0xffffffff, is_ready)) {
-                    is_faulted = true;
-                    break;
-                }
-                has_waited = true;
-                if (tries > 64) rest(at);
-                if (tries % 64 == 0) look_around();
-                if (m_stops) {
-                    if (!is_ready) {
-                        m_shared.missing = wait.task;
-                        m_shared.arrived = mega_arrivals(value);
-                    }
-                    break;
-                }
-            }
-        }
-        m_order = m_stops ? ORDER_LEAVE : is_faulted ? ORDER_SKIP : ORDER_RUN;
-        return has_waited;
-    }
-
-    // As long as consumers are at the entry before, nobody is in a hurry.
-    __device__ void rest(uint32_t at) {
-        if (at == 0) return;
-        const uint32_t before = at - 1;
-        platform::is_phase_over(&m_shared.taken[before % MEGA_DEPTH], (before / MEGA_DEPTH) & 1);
-        __syncwarp();
-    }
-
     // The deadline, other workers, and the host, whose memory is far away: one worker asks it.
     // Consumers leave between two items. If they do not, the host is told where they are.
     __device__ void look_around() {
-        uint32_t stops = m_stops;
-        if (m_lane == 0 && stops) {
-            if (m_launch.grace_ns && nanoseconds() - m_stopped > m_launch.grace_ns && !m_is_hung) report_hung();
-            __nanosleep(500);
-        } else if (m_lane == 0) {
+        if (m_lane == 0) {
             const uint64_t now = nanoseconds();
-            stops = load_relaxed(m_launch.stopped);
-            if (m_launch.max_ns && now - m_begin > m_launch.max_ns) stops = 1;
-            if (blockIdx.x == 0 && now - m_asked > 10000) {
-                m_asked = now;
-                stops |= load_of_host(m_launch.stop);
-            }
-            if (stops) {
-                if (blockIdx.x == 0) atomicExch(m_launch.stopped, 1u);
-                poke(m_shared.stop, 1);
-                m_stopped = now;
+            if (m_stopped) {
+                if (m_launch.grace_ns && now - m_stopped > m_launch.grace_ns && !m_is_hung) report_hung();
+                __nanosleep(500);
+            } else {
+                uint32_t stops = load_relaxed(m_launch.stopped);
+                if (m_launch.max_ns && now - m_begin > m_launch.max_ns) stops = 1;
+                if (blockIdx.x == 0 && now - m_asked > 10000) {
+                    m_asked = now;
+                    stops |= load_of_host(m_launch.stop);
+                }
+                if (stops) {
+                    if (blockIdx.x == 0) atomicExch(m_launch.stopped, 1u);
+                    poke(m_shared.stop, 1);
+                    m_stopped = now;
+                }
             }
         }
-        m_stops = __shfl_sync(0xffffffff, stops, 0) != 0;
+        __syncwarp();
     }
 
     __device__ void report_hung() {
@@ -378,13 +352,117 @@ class Control {
     uint32_t m_first = 0, m_length = 0;   // of the list
     uint32_t m_even = 0, m_odd = 0;       // two pieces of it, an entry in each lane
     uint32_t m_number = MEGA_NONE;        // the task whose words were asked for last
-    uint32_t m_chunks = 0;  // that have passed through the ring, modulo two rounds
+    uint32_t m_chunks = 0;   // that have passed through the ring, modulo two rounds
     uint32_t m_written = 0;  // entries of which it is known what was done
     uint64_t m_work = 0;
-    uint64_t m_begin, m_asked = 0, m_waited = 0;
+    uint64_t m_begin, m_asked = 0;
     uint64_t m_stopped = 0;  // when
-    uint32_t m_order = ORDER_RUN;
-    bool m_stops = false, m_is_hung = false;
+    bool m_is_hung = false;
+};
+
+// -------------------------------------------------------------------------------------------- watcher
+
+// A warp. It waits for other tasks, entry by entry, and does nothing else: while it is busy, an entry
+// may wait that could begin.
+class Watcher {
+  public:
+    __device__ Watcher(const MegaLaunch& launch, Shared& shared)
+        : m_launch(launch), m_shared(shared), m_lane(threadIdx.x % 32),
+          m_counters(peek_pointer(shared.counters)) {}
+
+    __device__ void run() {
+        uint64_t waited = 0;
+        for (uint32_t turn = 0;; ++turn) {
+            Entry& entry = m_shared.entries[turn % MEGA_DEPTH];
+            const uint32_t phase = (turn / MEGA_DEPTH) & 1;
+            bool is_loaded = platform::is_phase_over(&m_shared.loaded[turn % MEGA_DEPTH], phase);
+            while (!__all_sync(0xffffffff, is_loaded)) {
+                if (__any_sync(0xffffffff, peek(m_shared.stop))) break;  // the clerk may have ended
+                is_loaded = platform::is_phase_over(&m_shared.loaded[turn % MEGA_DEPTH], phase);
+            }
+            if (!__all_sync(0xffffffff, is_loaded) || entry.number == MEGA_NONE) break;
+            const uint64_t begin = clock64();
+            const bool has_waited = await(entry, turn);
+            const uint64_t ready = clock64();
+            if (has_waited) waited += ready - begin;
+            if (m_lane == 0) {
+                entry.begin = begin;
+                entry.ready = ready;
+                platform::arrive(&m_shared.taken[turn % MEGA_DEPTH], 1);
+            }
+            if (m_leaves) break;
+        }
+        if (m_lane == 0) m_shared.progress.dependency_wait = waited;
+    }
+
+  private:
+    // Each lane watches one task. Returns whether any was waited for. Says what is to be done with the entry,
+    // and that it is known: what follows the last look is as short as can be.
+    __device__ bool await(Entry& entry, uint32_t turn) {
+        const uint32_t waits = entry.task.waits;
+        uint64_t* const ready = &m_shared.ready[turn % MEGA_DEPTH];
+        uint32_t order = ORDER_RUN;
+        bool has_waited = false;
+        for (uint32_t first = 0; first == 0 || first < waits; first += 32) {
+            const bool watches = first + m_lane < waits;
+            MegaWait wait = {0, 0};
+            if (watches)
+                wait = waits <= MEGA_NEAR_WAITS ? entry.waits[m_lane]
+                                                : load_wait(m_launch, entry.task.first_wait + first + m_lane);
+            const uint32_t* const counter = m_counters + uint64_t{wait.task} * MEGA_COUNTER_STEP;
+            const bool is_last = first + 32 >= waits && order == ORDER_RUN;
+            uint32_t value = 0;
+            bool is_ready = !watches;  // and without a fault
+            if (peek(m_shared.stop)) order = ORDER_LEAVE;
+            for (uint32_t tries = 1; !__any_sync(0xffffffff, order == ORDER_LEAVE); ++tries) {
+                if (!is_ready) {
+                    value = load_acquire(counter);
+                    is_ready = value - wait.parts < MEGA_FAULT_SIGNAL - wait.parts;
+                }
+                if (__all_sync(0xffffffff, is_ready)) {
+                    if (!is_last) break;
+                    if (m_lane == 0) platform::arrive(ready, 1);
+                    return has_waited;
+                }
+                if (__all_sync(0xffffffff, !watches || mega_arrivals(value) >= wait.parts)) {
+                    order = ORDER_SKIP;
+                    break;
+                }
+                has_waited = true;
+                if (tries > 64) rest(turn);
+                if (peek(m_shared.stop)) order = ORDER_LEAVE;
+            }
+            if (__any_sync(0xffffffff, order == ORDER_LEAVE)) {
+                if (!is_ready) {
+                    m_shared.missing = wait.task;
+                    m_shared.arrived = mega_arrivals(value);
+                }
+                order = ORDER_LEAVE;
+                m_leaves = true;
+                break;
+            }
+        }
+        __syncwarp();
+        if (m_lane == 0) {
+            entry.order = order;
+            platform::arrive(ready, 1);
+        }
+        return has_waited;
+    }
+
+    // As long as consumers are at the entry before, nobody is in a hurry.
+    __device__ void rest(uint32_t turn) {
+        if (turn == 0) return;
+        const uint32_t before = turn - 1;
+        platform::is_phase_over(&m_shared.taken[before % MEGA_DEPTH], (before / MEGA_DEPTH) & 1);
+        __syncwarp();
+    }
+
+    const MegaLaunch& m_launch;
+    Shared& m_shared;
+    uint32_t m_lane;
+    const uint32_t* m_counters;
+    bool m_leaves = false;
 };
 
 // ------------------------------------------------------------------------------------------- producer
@@ -445,7 +523,8 @@ template <uint32_t CONSUMERS, class Ops>
 class Consumer {
   public:
     __device__ Consumer(const MegaLaunch& launch, Shared& shared, unsigned char* memory)
-        : m_launch(launch), m_shared(shared), m_memory(memory), m_thread(threadIdx.x) {}
+        : m_launch(launch), m_shared(shared), m_memory(memory), m_thread(threadIdx.x),
+          m_counters(peek_pointer(shared.counters)), m_delay_seed(peek(shared.delay_seed)) {}
 
     __device__ void run() {
         const uint32_t begin = m_launch.list_begin[blockIdx.x];
@@ -463,44 +542,52 @@ class Consumer {
     __device__ bool execute(Entry& entry, uint32_t at, uint32_t turn) {
         const uint32_t number = entry.number, first = entry.first, last = entry.last;
         const uint32_t lanes = entry.task.lanes, flags = entry.task.flags, op = entry.task.op;
-        uint32_t* const counter = m_launch.counters + uint64_t{number} * MEGA_COUNTER_STEP;
+        uint32_t* const counter = m_counters + uint64_t{number} * MEGA_COUNTER_STEP;
         const Place place = place_of(entry);
+        const bool has_fault = (flags & MEGA_JOINED) && m_has_fault;
+        const bool signals = m_thread == 0 && (flags & MEGA_SIGNALS);
+        const bool is_single = first + 1 == last && !has_fault && !m_delay_seed;
         if (m_thread == 0) m_shared.task = number, m_shared.block = 0;
-        while (!platform::is_phase_over_now(&m_shared.ready[turn % MEGA_DEPTH], (turn / MEGA_DEPTH) & 1)) {}
-        uint32_t order = entry.order;
-        if (order == ORDER_LEAVE) {
-            m_blocks = 0;
-            return false;
-        }
-        if (!(flags & MEGA_JOINED)) m_has_fault = false;
-        if (order == ORDER_SKIP) m_has_fault = true;
-        if (m_has_fault) order = ORDER_SKIP;
-        uint32_t block = first, faulted = 0;
+        platform::wait_for_phase(&m_shared.ready[turn % MEGA_DEPTH], (turn / MEGA_DEPTH) & 1);
+        // From here to the signal others wait. One item and nothing unusual: the shortest way.
+        uint32_t order = entry.order, block = first, faulted = 0;
+        const bool is_plain = is_single && order == ORDER_RUN;
         bool leaves = false;
-        for (; block < last && !leaves; ++block) {
-            delay(m_launch, at * 31 + block);
-            if (m_thread < lanes) run_item(op, entry.arguments, place, block, order);
-            const bool is_last = block + 1 == last;
+        m_has_fault = has_fault;
+        if (!is_plain) {
+            if (order == ORDER_LEAVE) {
+                m_blocks = 0;
+                return false;
+            }
+            if (has_fault || order == ORDER_SKIP) {
+                m_has_fault = true;
+                order = ORDER_SKIP;
+            }
+            if (m_delay_seed) dawdle(m_delay_seed, at, last);
+        }
+        for (;;) {
+            if (m_thread < lanes && block < last) run_item(entry, op, flags, place, block, order, turn % MEGA_DEPTH);
+            if (is_plain) {
+                wait_all();
+                const uint32_t code = peek(m_shared.fault[m_turn]);
+                if (signals) add_release(counter, code ? 1 + MEGA_FAULT_SIGNAL : 1);
+                faulted = note_fault(number, block, code);
+                ++block;
+                break;
+            }
+            const bool is_last = block + 1 >= last;
             if (!is_last && m_thread == 0) m_shared.leaves[block % 2] = peek(m_shared.stop);
             wait_all();
-            if (const uint32_t code = peek(m_shared.fault[m_turn])) {
-                m_has_fault = true;
-                ++faulted;
-                if (m_thread == 0) report(number, block, code);
-            }
+            faulted += note_fault(number, block, peek(m_shared.fault[m_turn]));
+            if (m_delay_seed) dawdle(m_delay_seed, at, block);
+            if (is_last && signals) add_release(counter, m_has_fault ? 1 + MEGA_FAULT_SIGNAL : 1);
             leaves = !is_last && m_shared.leaves[block % 2];
-            if (is_last) signal(flags, counter, at);
-            // Whoever is ahead of this thread is at the next item and its word, and not at the one after it.
-            m_turn = m_turn == 2 ? 0 : m_turn + 1;
-            if (m_thread == 0) {
-                m_shared.fault[m_turn == 2 ? 0 : m_turn + 1] = 0;
-                if (!is_last) m_shared.block = block + 1 - first;
-            }
+            if (first < last) ++block;
+            if (is_last || leaves) break;
+            if (m_thread == 0) m_shared.block = block - first;
+            take_turns();
         }
-        if (first == last) {
-            wait_all();
-            signal(flags, counter, at);
-        }
+        take_turns();
         if (m_thread == 0) {
             const uint64_t end = clock64();
             (order == ORDER_SKIP ? m_skipped : m_items) += block - first;
@@ -513,10 +600,18 @@ class Consumer {
         return !leaves;
     }
 
-    __device__ void signal(uint32_t flags, uint32_t* counter, uint32_t at) {
-        delay(m_launch, at * 37);
-        if (m_thread == 0 && (flags & MEGA_SIGNALS))
-            add_release(counter, m_has_fault ? 1 + MEGA_FAULT_SIGNAL : 1);
+    // After the barrier behind an item.
+    __device__ uint32_t note_fault(uint32_t number, uint32_t block, uint32_t code) {
+        if (code == 0) return 0;
+        m_has_fault = true;
+        if (m_thread == 0) report_fault(number, block, code);
+        return 1;
+    }
+
+    // Whoever is ahead of this thread is at the next item and its word, and not at the one after it.
+    __device__ void take_turns() {
+        m_turn = m_turn == 2 ? 0 : m_turn + 1;
+        if (m_thread == 0) m_shared.fault[m_turn == 2 ? 0 : m_turn + 1] = 0;
     }
 
     // All that the items of an entry have in common.
@@ -534,8 +629,8 @@ class Consumer {
         return place;
     }
 
-    __device__ void run_item(uint32_t op, const uint64_t* arguments, const Place& common, uint32_t block,
-                             uint32_t order) {
+    __device__ void run_item(const Entry& entry, uint32_t op, uint32_t flags, const Place& common, uint32_t block,
+                             uint32_t order, uint32_t place_of_entry) {
         bool has_rows = false;
         if (order == ORDER_RUN) {
             Place place = common;
@@ -547,20 +642,14 @@ class Consumer {
                 place.index[2] = block / place.blocks[0] / place.blocks[1];
             }
             Block inside(place);
-            Ops::run(op, inside, arguments);
+            Ops::run(op, inside, entry.arguments);
             has_rows = inside.has_rows();
             m_data_wait += inside.waited();
         }
-        if (common.rows && !has_rows && m_thread < GROUP_LANES)  // not asked for, but they are there
-            m_data_wait += common.rows->each_row(block, 0, 1, m_thread, [](uint32_t, unsigned char*) {});
+        if ((flags & MEGA_STREAMS) && !has_rows && m_thread < GROUP_LANES) m_data_wait += drop_rows(place_of_entry, block);
     }
 
     __device__ void wait_all() { platform::wait_at(MEGA_ALL_BARRIER, CONSUMERS); }
-
-    __device__ void report(uint32_t number, uint32_t block, uint32_t code) {
-        atomicMax(reinterpret_cast<unsigned long long*>(m_launch.faults + number),
-                  static_cast<unsigned long long>(~block) << 32 | code);
-    }
 
     __device__ void note(uint32_t begin, uint32_t position) {
         MegaProgress& to = m_shared.progress;
@@ -580,13 +669,15 @@ class Consumer {
     Shared& m_shared;
     unsigned char* m_memory;
     uint32_t m_thread;
+    uint32_t* m_counters;
+    uint32_t m_delay_seed;
     uint64_t m_items = 0, m_skipped = 0, m_data_wait = 0;
     uint32_t m_turn = 0;       // of the words for faults
     bool m_has_fault = false;  // an item of this entry, or of an earlier one of its region
     uint32_t m_blocks = 0;
 };
 
-// The whole worker: CONSUMERS threads that execute, 32 that control, 32 that produce.
+// The whole worker: CONSUMERS threads that execute, 96 that do not.
 template <uint32_t CONSUMERS, class Ops>
 __device__ void work(const MegaLaunch& launch) {
     extern __shared__ __align__(128) unsigned char dynamic[];
@@ -594,11 +685,14 @@ __device__ void work(const MegaLaunch& launch) {
     unsigned char* const memory = dynamic + MEGA_WORKER_BYTES;
     unsigned char* const slots = memory + (launch.shared_bytes + 127) / 128 * 128;
     const uint32_t thread = threadIdx.x;
+    // Tables are asked for at once: in the lists, one look leads to the next.
+    const uint64_t line = (uint64_t{blockIdx.x} * blockDim.x + thread) * 128;
+    if (line < launch.tables_bytes) ask_for(reinterpret_cast<const unsigned char*>(launch.tasks) + line);
     if (thread == 0) {
         for (uint32_t k = 0; k < MEGA_DEPTH; ++k) {
             make_barrier(&shared.loaded[k], 1);
             make_barrier(&shared.ready[k], 1);
-            make_barrier(&shared.taken[k], 1);
+            make_barrier(&shared.taken[k], 2);
         }
         for (uint32_t k = 0; k < launch.ring_slots; ++k) {
             make_barrier(&shared.full[k], 1);
@@ -609,6 +703,9 @@ __device__ void work(const MegaLaunch& launch) {
         shared.missing = shared.task = MEGA_NONE;
         shared.block = shared.arrived = 0;
         shared.ring_wait = 0;
+        shared.counters = reinterpret_cast<uint64_t>(launch.counters);
+        shared.delay_seed = launch.delay_seed;
+        shared.faults = launch.faults;
         shared.progress = {};
         shared.progress.begin_ns = nanoseconds();
         shared.progress.begin = clock64();
@@ -620,8 +717,10 @@ __device__ void work(const MegaLaunch& launch) {
     if (thread < CONSUMERS) {
         Consumer<CONSUMERS, Ops>(launch, shared, memory).run();
     } else if (thread < CONSUMERS + 32) {
-        Control(launch, shared, slots).run();
-    } else if (thread == CONSUMERS + 32 && launch.ring_slots) {
+        Watcher(launch, shared).run();
+    } else if (thread < CONSUMERS + 64) {
+        Clerk(launch, shared, slots).run();
+    } else if (thread == CONSUMERS + 64 && launch.ring_slots) {
         produce(launch, shared, slots);
     }
     __syncwarp();
