@@ -367,7 +367,7 @@ class Plan:
             device: ``"CPU"``, ``"CUDA:n"``, or ``"NULL"``, which checks and executes nothing.
             executor: "serial" (default), "parallel", "megakernel" or, on CUDA, "graph".
             **options: bind, cache, threads, checked, profiler, fingerprints and, of "megakernel",
-                workers, max_wall_time, trace and lineage; see
+                workers, max_wall_time, trace, lineage and dedupe; see
                 `brickline.executor.prepared.prepare`.
 
         Raises:

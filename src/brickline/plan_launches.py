@@ -152,3 +152,13 @@ def written_storages(launches: Iterable[Launch]) -> frozenset[int]:
         for param, buffer in launch.buffers()
         if param.access.writes
     )
+
+
+def alignments(launches: Iterable[Launch]) -> dict[int, int]:
+    """Return the most that a kernel asks of each storage's address, by number."""
+    found: dict[int, int] = {}
+    for launch in launches:
+        for param, buffer in launch.buffers():
+            number = buffer.storage.number
+            found[number] = max(param.align, found.get(number, 1))
+    return found

@@ -232,8 +232,10 @@ void MegaCpu::find_finished() {
         for (uint32_t k = 0; k < position; ++k) ++parts[m_program.lists()[begin + k]];
     }
     for (uint32_t task = 0; task < m_tasks; ++task) {
-        m_is_finished[task] = parts[task] == m_program.tasks()[task].parts && !fault(task).code &&
-                              !is_skipped(task);
+        const uint32_t other = m_program.computed_by(task);
+        m_is_finished[task] = other < task ? m_is_finished[other]
+                                           : parts[task] == m_program.tasks()[task].parts && !fault(task).code &&
+                                                 !is_skipped(task);
     }
 }
 
@@ -507,26 +509,9 @@ std::vector<uint64_t> MegaCpu::items_done() const {
     }
     for (uint32_t task = 0; task < m_tasks; ++task) {
         done[task] -= m_states[task].faulted.load(std::memory_order_relaxed);
+        done[task] = done[m_program.computed_by(task)];
     }
     return done;
-}
-
-std::vector<PlanTime> MegaCpu::launch_times() const {
-    std::vector<PlanTime> times(m_tasks, {0, ~0ull, 0});
-    for (uint32_t w = 0; w < m_workers; ++w) {
-        const MegaProgress& progress = m_cursors[w].progress;
-        const auto moment = [&](uint64_t tick) {
-            return progress.begin_ns + uint64_t(double(tick - progress.begin) * m_ns_per_tick);
-        };
-        for (uint32_t at = m_program.list_begin()[w]; at < m_program.list_begin()[w + 1]; ++at) {
-            PlanTime& time = times[m_records[at].task];
-            const uint64_t ready_ns = moment(m_records[at].ready);
-            if (ready_ns < time.start_ns) time.worker = w;
-            time.start_ns = std::min(time.start_ns, ready_ns);
-            time.end_ns = std::max(time.end_ns, moment(m_records[at].end));
-        }
-    }
-    return times;
 }
 
 }  // namespace brickline

@@ -66,12 +66,9 @@ class MegaCpu final : private SharedWork {
     const std::vector<MegaRecord>& records() const { return m_records; }
     MegaFault fault(uint32_t task) const;
     bool is_skipped(uint32_t task) const;
-    // Items of each task that were executed without a fault.
+    // Items of each task that were executed without a fault; of an alias, of the task that computed it.
     std::vector<uint64_t> items_done() const;
     bool is_finished(uint32_t task) const { return m_is_finished[task]; }
-    // When each launch began and ended, of a run that was recorded and finished.
-    std::vector<PlanTime> launch_times() const;
-    double ns_per_tick() const { return m_ns_per_tick; }
 
   private:
     struct Cursor;

@@ -41,7 +41,7 @@ class MegaCpuCore {
         if (!missing.empty()) throw std::runtime_error("the plan lacks " + missing);
         MegaOptions options;
         options.deadline_ns = deadline_ns;
-        options.is_recorded = recorded || m_planned->is_timed();
+        options.is_recorded = recorded;
         options.delay_seed = delay_seed;
         options.stop = &m_signals;
         {
@@ -55,9 +55,6 @@ class MegaCpuCore {
         if (m_outcome.reason == MegaReason::Signal) {
             m_stopped = m_outcome.done;
             throw nb::python_error();
-        }
-        if (m_planned->is_timed() && m_outcome.state == MegaState::Finished) {
-            m_planned->times() = m_cpu->launch_times();
         }
         return outcome();
     }

@@ -19,7 +19,9 @@ MegaProgram::MegaProgram(const PlanProgram& program, std::vector<MegaRow> rows, 
     uint32_t arguments = 0;
     for (uint32_t i = 0; i < m_rows.size(); ++i) {
         const MegaRow& row = m_rows[i];
-        if (row.arguments > MEGA_MAX_ARGUMENTS || (row.is_joined && i == 0) ||
+        const bool is_alias = row.alias != MEGA_NONE;
+        if (row.arguments > MEGA_MAX_ARGUMENTS || (row.is_joined && (i == 0 || is_alias)) ||
+            (is_alias && (row.alias >= i || !is_run(row.alias))) ||
             (row.stream != MEGA_NONE && (row.stream >= row.arguments || !row.row_bytes ||
                                          row.row_bytes % 16 || !row.block_rows))) {
             throw std::invalid_argument("row " + std::to_string(i) + " is none of a megakernel");
@@ -35,6 +37,22 @@ MegaProgram::MegaProgram(const PlanProgram& program, std::vector<MegaRow> rows, 
         arguments += row.arguments;
     }
     m_arguments.resize(arguments);
+    find_order();
+}
+
+// Launches that are not run hold nobody up, whether others may overlap them or not.
+void MegaProgram::find_order() {
+    const auto is_alias = [](const MegaRow& row) { return row.alias != MEGA_NONE; };
+    if (std::none_of(m_rows.begin(), m_rows.end(), is_alias)) return;
+    std::vector<std::vector<uint32_t>> waits;
+    std::vector<uint32_t> flags;
+    std::vector<bool> runs;
+    for (uint32_t i = 0; i < m_rows.size(); ++i) {
+        waits.push_back(m_rows[i].waits);
+        flags.push_back(m_program.launch(i).flags);
+        runs.push_back(is_run(i));
+    }
+    m_order = plan_order(waits, flags, runs);
 }
 
 std::string MegaProgram::refresh() {
@@ -81,36 +99,39 @@ void MegaProgram::share_out() {
     m_items = m_shared_bytes = 0;
     for (MegaTask& task : m_tasks) task.flags = 0;
     m_waits.clear();
-    std::vector<uint32_t> found;
+    uint32_t before = 0, region = 0;  // the last task that is run, and the first of its region
     for (uint32_t i = 0; i < m_tasks.size(); ++i) {
         MegaTask& task = m_tasks[i];
         const MegaRow& row = m_rows[i];
+        task.first_wait = uint32_t(m_waits.size());
+        task.parts = task.first_worker = task.waits = 0;
+        if (!is_run(i)) continue;
         m_items += task.blocks;
         m_shared_bytes = std::max(m_shared_bytes, uint64_t{task.shared_bytes});
         task.parts = std::max(1u, std::min(task.blocks, m_workers));
         // What blocks add to one element depends on their order, which threads would not keep.
         const bool may_split = m_program.launch(i).flags & PLAN_MAY_SPLIT;
         if (m_program.device() == PlanDevice::Cpu && !may_split) task.parts = 1;
-        task.first_worker = 0;
         // A part of either is the same range of blocks only where there are as many of them.
-        const bool is_joined = row.is_joined && m_tasks[i - 1].blocks == task.blocks &&
-                               m_tasks[i - 1].parts == task.parts;
+        const bool is_joined = row.is_joined && m_tasks[before].blocks == task.blocks &&
+                               m_tasks[before].parts == task.parts;
+        if (!is_joined) region = i;
         if (is_joined) {
-            task.first_worker = m_tasks[i - 1].first_worker;
+            task.first_worker = m_tasks[before].first_worker;
             task.flags |= MEGA_JOINED;
         } else if (task.parts < m_workers) {
             task.first_worker = next;
             next = (next + task.parts) % m_workers;
         }
         if (row.stream != MEGA_NONE) task.flags |= MEGA_STREAMS;
-        found.clear();
-        find_waits(i, found);
-        task.first_wait = uint32_t(m_waits.size());
-        task.waits = uint32_t(found.size());
-        for (const uint32_t each : found) {
+        // A worker runs its parts of a region one after the other, so nobody waits within it.
+        for (const uint32_t each : dependencies(i)) {
+            if (each >= region) break;
             m_waits.push_back({each, m_tasks[each].parts});
             m_tasks[each].flags |= MEGA_SIGNALS;
         }
+        task.waits = uint32_t(m_waits.size()) - task.first_wait;
+        before = i;
     }
     make_lists();
 }
@@ -132,15 +153,6 @@ void MegaProgram::make_lists() {
     m_lists.resize(m_list_begin[m_workers]);
     std::vector<uint32_t> next(m_list_begin.begin(), m_list_begin.end() - 1);
     each_part([&](uint32_t worker, uint32_t task) { m_lists[next[worker]++] = task; });
-}
-
-// What a task waits for: its dependencies outside the region that it is part of.
-void MegaProgram::find_waits(uint32_t task, std::vector<uint32_t>& found) const {
-    uint32_t region = task;
-    while (m_tasks[region].flags & MEGA_JOINED) --region;
-    for (const uint32_t each : m_program.dependencies(task)) {
-        if (each < region) found.push_back(each);
-    }
 }
 
 }  // namespace brickline

@@ -39,6 +39,36 @@ PlanContext::~PlanContext() {
     if (m_pushed) m_driver.context_pop(&popped);
 }
 
+std::vector<std::vector<uint32_t>> plan_order(const std::vector<std::vector<uint32_t>>& waits,
+                                              const std::vector<uint32_t>& flags,
+                                              const std::vector<bool>& is_run) {
+    std::vector<std::vector<uint32_t>> order(waits.size());
+    const auto runs = [&](int64_t launch) { return is_run.empty() || is_run[size_t(launch)]; };
+    int64_t barrier = -1;
+    for (uint32_t i = 0; i < waits.size(); ++i) {
+        if (!runs(i)) continue;
+        std::vector<uint32_t>& all = order[i];
+        for (const uint32_t each : waits[i]) {
+            if (each >= i || !runs(each)) {
+                throw std::invalid_argument("launch " + std::to_string(i) + " cannot wait for launch " +
+                                            std::to_string(each) + ", which is not " +
+                                            (each >= i ? "earlier" : "run"));
+            }
+            if (int64_t(each) > barrier) all.push_back(each);
+        }
+        if (barrier >= 0) all.push_back(uint32_t(barrier));
+        if (!(flags[i] & PLAN_MAY_OVERLAP)) {
+            for (int64_t each = barrier + 1; each < int64_t(i); ++each) {
+                if (runs(each)) all.push_back(uint32_t(each));
+            }
+            barrier = i;
+        }
+        std::sort(all.begin(), all.end());
+        all.erase(std::unique(all.begin(), all.end()), all.end());
+    }
+    return order;
+}
+
 // -------------------------------------------------------------------------------------- from its rows
 
 PlanProgram::PlanProgram(PlanDevice device, uint64_t context, std::vector<PlanVariable> variables,
@@ -72,7 +102,13 @@ PlanProgram::PlanProgram(PlanDevice device, uint64_t context, std::vector<PlanVa
         m_launches[i].host.arguments = m_pointers.data() + m_parts[i].first_slot;
         m_launches[i].host.fault = &m_launches[i].fault;
     }
-    order(rows);
+    std::vector<std::vector<uint32_t>> waits;
+    std::vector<uint32_t> flags;
+    for (const PlanRow& row : rows) {
+        waits.push_back(row.dependencies);
+        flags.push_back(row.flags);
+    }
+    m_dependencies = plan_order(waits, flags);
     m_values.resize(m_variables.size());
     m_staged.resize(m_dynamics.size());
     m_touched.reserve(rows.size());
@@ -151,28 +187,6 @@ Expression PlanProgram::expression_of(const std::string& code, std::vector<bool>
 
 // A launch that may not overlap waits for everything since the one before it, and all that follows
 // waits for it: two edges a launch at most.
-void PlanProgram::order(const std::vector<PlanRow>& rows) {
-    m_dependencies.resize(rows.size());
-    int64_t barrier = -1;
-    for (uint32_t i = 0; i < rows.size(); ++i) {
-        std::vector<uint32_t>& all = m_dependencies[i];
-        for (const uint32_t each : rows[i].dependencies) {
-            if (each >= i) {
-                throw std::invalid_argument("launch " + std::to_string(i) + " cannot wait for launch " +
-                                            std::to_string(each) + ", which is not earlier");
-            }
-            if (int64_t(each) > barrier) all.push_back(each);
-        }
-        if (barrier >= 0) all.push_back(uint32_t(barrier));
-        if (!(rows[i].flags & PLAN_MAY_OVERLAP)) {
-            for (int64_t each = barrier + 1; each < int64_t(i); ++each) all.push_back(uint32_t(each));
-            barrier = i;
-        }
-        std::sort(all.begin(), all.end());
-        all.erase(std::unique(all.begin(), all.end()), all.end());
-    }
-}
-
 // ------------------------------------------------------------------------------ addresses and variables
 
 void PlanProgram::bind(uint32_t storage, uint64_t address) {

@@ -95,6 +95,14 @@ struct PlanLaunch {
     uint32_t fault = 0;          // the word of a serial run on CPU
 };
 
+// What launches wait for where they overlap: those that each one waits for by its data, and for one that
+// may not overlap everything around it. Ascending, without repetition. `is_run`: of those that are not,
+// nobody waits for them, nor do they; empty: all are. Throws std::invalid_argument where one would wait
+// for a launch that is not earlier, or not run.
+std::vector<std::vector<uint32_t>> plan_order(const std::vector<std::vector<uint32_t>>& waits,
+                                              const std::vector<uint32_t>& flags,
+                                              const std::vector<bool>& is_run = {});
+
 // Makes a context current for as long as it lives, unless it already is.
 class PlanContext {
   public:
@@ -172,7 +180,6 @@ class PlanProgram {
     void add_row(const PlanRow& row, uint32_t launch, std::vector<std::vector<bool>>& uses);
     void add_dynamic(const PlanSlot& slot, uint32_t place, std::vector<bool>& used);
     Expression expression_of(const std::string& code, std::vector<bool>& used) const;
-    void order(const std::vector<PlanRow>& rows);
     PlanRefusal check_variables(const PlanValue* values) const;
     PlanRefusal stage(uint32_t launch, const PlanValue* values);
     PlanRefusal check_sizes(uint32_t launch, const Sizes& sizes) const;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from brickline.cache import KernelCache
 from brickline.decoder import Decoder
 from brickline.decoder_weights import DecoderConfig, random_weights
 from brickline.errors import DeadlineReached, DeviceHung, InternalError, LaunchError, PlanError
+from brickline.executor.megakernel.deduped import Deduped
 from brickline.executor.megakernel.proving import RACE, Prover
 from brickline.executor.megakernel.refusals import REASONS
 from brickline.executor.megakernel.regions import REASONS as NOT_JOINED
@@ -42,6 +42,7 @@ from brickline.megakernel_tables import TaskState
 from brickline.plan import Plan
 from brickline.profile import profile_from_run
 
+pytestmark = pytest.mark.usefixtures("state")
 PIECE = ("block_x * 16", "minimum((block_x + 1) * 16, n * 4)")
 """Bytes of four floats for each block."""
 
@@ -101,20 +102,6 @@ ADD_UP = Kernel(
 )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> KernelCache:
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("no C++ compiler on the PATH")
-    return KernelCache(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps runs without a path out of the user's state directory."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-    monkeypatch.delenv("BRICKLINE_RUN", raising=False)
-
-
 # ------------------------------------------------------------------------------- the bits of serial
 
 WAYS = [
@@ -143,8 +130,8 @@ def test_a_megakernel_has_the_bits_of_launches_by_themselves(
                 assert prepared.read(name).tobytes() == array.tobytes(), (way, name)
             report = prepared.report
             assert report.is_complete
-            assert report.items_processed == report.published_items
-            assert sum(each.items for each in report.workers) == report.items_processed
+            assert report.items_processed == report.published_items + report.deduped_items
+            assert sum(each.items for each in report.workers) == report.published_items
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -608,7 +595,11 @@ def test_workers_are_a_number(cache: KernelCache, workers: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"workers": 2}, {"max_wall_time": 1}, {"trace": True}, {"lineage": True}]
+    "option",
+    [
+        *({"workers": 2}, {"max_wall_time": 1}),
+        *({"trace": True}, {"lineage": True}, {"dedupe": False}),
+    ],
 )
 def test_options_of_a_megakernel_are_no_other_executors(
     cache: KernelCache, option: dict[str, Any]
@@ -619,7 +610,7 @@ def test_options_of_a_megakernel_are_no_other_executors(
             chain(1).prepare("CPU", executor, cache=cache, **option)
 
 
-@pytest.mark.parametrize("option", ["trace", "lineage"])
+@pytest.mark.parametrize("option", ["trace", "lineage", "dedupe"])
 def test_switches_are_true_or_false(cache: KernelCache, option: str) -> None:
     with pytest.raises(PlanError, match=option):
         chain(1).prepare("CPU", "megakernel", cache=cache, **{option: "yes"})
@@ -780,6 +771,256 @@ def test_pieces_join_where_they_stay_within_one_part(
     assert shared_pieces(pieces, offset)[1].joined == (False, joins)
 
 
+# ----------------------------------------------------------------------------------------- repeats
+
+REPEATED = st.tuples(
+    st.sampled_from(["residual", "mix", "vary", "count", "shuffle", "softmax"]),
+    *(st.integers(0, 2),) * 2,
+    *(st.integers(0, 1),) * 2,
+    st.integers(1, 2),
+)
+"""Launches over a few rows, so that many repeat another."""
+
+
+def left_out(taken: list[Launch]) -> list[int | None]:
+    """Of each launch, the earlier one that computed the same, found row by row; None: it runs."""
+    writers: dict[tuple[int, int], int] = {}
+    seen: list[tuple[Launch, dict[tuple[int, int], int | None]]] = []
+    found: list[int | None] = []
+    for number, launch in enumerate(taken):
+        kind, source, target, begin, end, rows = launch
+        rows = 1 if kind == "vary" else rows  # the beginning of one
+        written = [(target, end + row) for row in range(rows)]
+        reads = [(source, begin + row) for row in range(rows)]
+        if kind in ("mix", "vary", "count"):
+            reads = (reads if kind != "count" else []) + written
+        versions = {place: writers.get(place) for place in reads}
+        who = {writers.get(place) for place in written}
+        alias = next(iter(who)) if len(who) == 1 and kind != "count" else None
+        is_same = alias is not None and seen[alias] == (launch, versions)
+        found.append(alias if is_same else None)
+        seen.append((launch, versions))
+        if not is_same:
+            writers |= dict.fromkeys(written, number)
+    return found
+
+
+@given(program=st.lists(REPEATED, min_size=2, max_size=16), seed=st.integers(0, 1000))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_repeats_are_left_out_and_the_bits_are_those_of_all_launches(
+    cache: KernelCache, program: list[Launch], seed: int
+) -> None:
+    """Against brute force: who wrote each row last, and what each launch read."""
+    plan, taken = planned(program)
+    first = len(plan.launches) - len(taken)
+    wanted = [None if each is None else each + first for each in left_out(taken)]
+    for workers, dedupe in ((1, True), (3, True), (2, False)):
+        prepared = plan.prepare(
+            "CPU", "megakernel", cache=cache, workers=workers, dedupe=dedupe, lineage=True
+        )
+        alias = [None if number == by else by for number, by in enumerate(computed_by(prepared))]
+        assert alias == [*[None] * first, *(wanted if dedupe else [None] * len(wanted))]
+        for values in ({}, {"t": -1.5, "n": 1}, {"n": COLUMNS}):
+            settled = {**prepared.values, **values}
+            expected = by_themselves(cache, taken, settled["t"], int(settled["n"]))
+            prepared._run.delay_seed = seed
+            for name, number in zip("abc", range(3), strict=True):
+                prepared.write(name, drawn(ROWS, COLUMNS, seed=number))
+            prepared(**values, meet=int(workers > 1))
+            for name, array in zip("abc", expected, strict=True):
+                assert prepared.read(name).tobytes() == array.tobytes(), (workers, dedupe, name)
+            report = prepared.report
+            assert [int(each) for each in report.tasks.alias] == [
+                -1 if each is None else each for each in alias
+            ]
+
+
+def computed_by(prepared: PreparedPlan) -> tuple[int, ...]:
+    assert prepared.deduped is not None
+    return prepared.deduped.computed_by
+
+
+def repeating(n: Any = 40, **more: Any) -> Plan:
+    """Launch 2 repeats launch 0 between two that read its output; launch 4 repeats launch 1."""
+    plan = Plan("repeating")
+    x, y, z, w = (plan.buffer(name, 40, "f32") for name in "xyzw")
+    plan.launch(ADD_ONE, x=x, y=y, n=n, brick="First", layer=0)
+    plan.launch(ADD_ONE, x=y, y=z, n=n, brick="Second", layer=0)
+    plan.launch(ADD_ONE, x=x, y=y, n=n, brick="First", layer=1)
+    plan.launch(ADD_ONE, x=y, y=w, n=n, brick="Third", layer=1)
+    plan.launch(ADD_ONE, x=y, y=z, n=n, brick="Second", layer=1)
+    return plan
+
+
+def test_a_repeat_is_not_run_and_is_told_as_an_alias(cache: KernelCache) -> None:
+    prepared = repeating().prepare(
+        "CPU", "megakernel", cache=cache, workers=2, trace=True, lineage=True
+    )
+    assert computed_by(prepared) == (0, 1, 0, 3, 1)
+    assert prepared.deduped.explain() == (
+        "2 of 5 launches not run\n"
+        "launch 2: launch 0 computes the same\n"
+        "launch 4: launch 1 computes the same"
+    )
+    assert list(prepared.regions) == [(0, 1), (3,)]
+    assert "3 launches in 2 regions" in prepared.regions.explain()
+    assert (prepared().read("w") == 2).all()
+    assert (prepared.read("z") == 2).all()
+    report = prepared.report
+    assert (report.published_items, report.deduped_items) == (30, 20)
+    assert (report.items_processed, report.items_remaining) == (50, 0)
+    assert list(report.tasks.alias) == [-1, -1, 0, -1, 1]
+    done, deduped = TaskState.DONE, TaskState.DEDUPED
+    assert list(report.tasks.state) == [done, done, deduped, done, deduped]
+    assert list(report.tasks.region) == [0, 0, 0, 1, 0]
+    assert set(report.spans.task) == {0, 1, 3}
+    assert report.flow.direct(3) == [0], "what it really read"
+    assert report.flow.direct(2) == [0]
+    assert report.flow.given_to(2) == []
+    assert report.outputs == {"w": (3,), "y": (2,), "z": (4,)}
+    assert "4  add_one  Second  layer 1  = 1, which computed the same" in report.explain("z")
+    assert "given memory x" in report.explain("y")
+    begin, waits = prepared._run.engine.waits()
+    assert list(waits[begin[3] : begin[4]]) == [0], "it waits for who computed it, and nobody else"
+
+
+def test_everything_is_run_where_that_is_asked_for(cache: KernelCache) -> None:
+    prepared = repeating().prepare("CPU", "megakernel", cache=cache, workers=2, dedupe=False)
+    assert computed_by(prepared) == (0, 1, 2, 3, 4)
+    assert prepared().report.deduped_items == 0
+    assert prepared.report.published_items == 50
+    assert repeating().prepare("CPU", cache=cache).deduped is None
+
+
+def test_repeats_hold_whatever_variables_and_memory_are(cache: KernelCache) -> None:
+    plan = Plan("varied")
+    n, m = (plan.variable(name, 1, 40, default=20) for name in "nm")
+    x, y, z = (plan.buffer(name, 40, "f32") for name in "xyz")
+    for length, target in ((n, y), (n, y), (m, y), (20, y), (20, z), (20, z)):
+        room = 20 if length == 20 else 40
+        plan.launch(ADD_ONE, x=x.view(room), y=target.view(room), n=length)
+    prepared = plan.prepare("CPU", "megakernel", cache=cache, workers=2)
+    # Those with m and 20 are the same as those with n in some runs, and not in others.
+    assert computed_by(prepared) == (0, 0, 2, 3, 4, 4)
+    for values in ({}, {"n": 33}, {"m": 40}, {"n": 1, "m": 1}):
+        prepared.write("y", np.zeros(40, np.float32))
+        prepared(**values)
+        length = max(prepared.values["n"], prepared.values["m"], 20)
+        assert prepared.read("y").sum() == length
+        blocks = -(-int(prepared.values["n"]) // 4)
+        assert prepared.report.deduped_items == blocks + 5
+    other, fresh = np.full(40, 2, np.float32), np.zeros(40, np.float32)
+    prepared(x=other, z=fresh)
+    assert (fresh[:20] == 3).all()
+    with pytest.raises(PlanError, match="overlap, which was not planned"):
+        prepared(x=fresh)
+
+
+STATEFUL = fours("stateful", "y[i] = x[i] + 1;", pure=False)
+SCALE = Kernel(
+    "scale",
+    """BRICKLINE void scale(Block& block, const float* x, float* y, float by) {
+           block.once([&] { y[0] = x[0] * by; });
+       }""",
+    [Param("x", "f32", 1), Param("y", "f32", 1, "write"), Scalar("by", "f32")],
+)
+
+
+def test_every_refusal_to_leave_out_a_repeat_has_its_code(cache: KernelCache) -> None:
+    plan, n = Plan("refused"), 16
+    x, y, z, total = (plan.buffer(name, n, "f32") for name in ("x", "y", "z", "total"))
+    for _ in range(2):
+        plan.launch(STATEFUL, x=x, y=y, n=n)
+    for _ in range(2):
+        plan.launch(ADD_UP, x=x, y=total.view(1), n=n)
+    plan.launch(ADD_ONE, x=x, y=z, n=n)
+    plan.launch(ADD_ONE, x=y, y=x, n=n)
+    plan.launch(ADD_ONE, x=x, y=z, n=n)
+    plan.launch(ADD_ONE, x=y[:4], y=z[:4], n=4)
+    plan.launch(ADD_ONE, x=x, y=z, n=n)
+    prepared = plan.prepare("CPU", "megakernel", cache=cache, workers=2)
+    assert computed_by(prepared) == tuple(range(9))
+    assert [(each.later, each.code, each.other) for each in prepared.deduped.refused] == [
+        (1, "MK201", None),
+        (3, "MK202", None),
+        (6, "MK203", 5),
+        (8, "MK204", 7),
+    ]
+    assert "launch 6 repeats launch 4 and is run: MK203: an input was written in between, by " in (
+        prepared.deduped.explain()
+    )
+    serial = plan.prepare("CPU", cache=cache)
+    for run in (prepared, serial):
+        run.write("x", drawn(n))
+        run()
+    for name in ("x", "y", "z", "total"):
+        assert prepared.read(name).tobytes() == serial.read(name).tobytes()
+
+
+def test_parameters_are_the_same_where_their_bits_are(cache: KernelCache) -> None:
+    plan = Plan("bits")
+    t, u = (plan.variable(name, dtype="f32", default=0.5) for name in "tu")
+    x, y = plan.buffer("x", 1, "f32"), plan.buffer("y", 1, "f32")
+    for by in (0.0, -0.0, -0.0, float("nan"), float("nan"), t, t, u):
+        plan.launch(SCALE, x=x, y=y, by=by)
+    prepared = plan.prepare("CPU", "megakernel", cache=cache)
+    assert computed_by(prepared) == (0, 1, 1, 3, 3, 5, 5, 7)
+
+
+def test_a_fault_is_also_that_of_what_repeats_it(cache: KernelCache) -> None:
+    plan, n = Plan("faulty"), 40
+    at = plan.variable("at", -1, 100)
+    x, y, z, w = (plan.buffer(name, n, "f32") for name in "xyzw")
+    plan.launch(ADD_ONE, x=x, y=w, n=n)
+    for _ in range(2):
+        plan.launch(FAIL_AT, x=x, y=y, n=n, at=at, also=-1)
+    plan.launch(rms_norm(), x=y.reshape(1, n), y=z.reshape(1, n), weight=x, rows=1, n=n, eps=1e-5)
+    prepared = plan.prepare("CPU", "megakernel", cache=cache, workers=2)
+    assert computed_by(prepared) == (0, 1, 1, 3)
+    with pytest.raises(LaunchError, match=r"launch 1 .*1 of 4 launches had finished"):
+        prepared(at=6)
+    report = prepared.report
+    assert list(report.tasks.done) == [10, 9, 9, 0]
+    assert (report.items_processed, report.items_remaining) == (28, 3)
+    assert (report.items_faulted, report.items_skipped) == (1, 1)
+    prepared.reset()
+    assert prepared(at=-1).report.is_complete
+
+
+def test_a_repeat_that_is_none_is_found_before_anything_runs(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "brickline.executor.megakernel.program.find_deduped",
+        lambda launches: Deduped((0, 1, 0), ((), (0,), ())),
+    )
+    plan, n = Plan("wrong"), 40
+    x, y = plan.buffer("x", n, "f32"), plan.buffer("y", n, "f32")
+    for source, target in ((x, y), (y, x), (x, y)):
+        plan.launch(ADD_ONE, x=source, y=target, n=n)
+    with pytest.raises(InternalError, match=r"MK409: launch 2 \(add_one\) beside launch 0"):
+        plan.prepare("CPU", "megakernel", cache=cache)
+
+
+def test_a_profiler_is_told_of_what_runs_and_fingerprints_are_of_all(cache: KernelCache) -> None:
+    profiler = bl.BrickProfiler("repeats", enabled=True, graph=True)
+    plan = repeating()
+    prepared = plan.prepare("CPU", "megakernel", cache=cache, workers=2, profiler=profiler)
+    prepared()
+    assert [profiler.brick_stats(each).count for each in ("First", "Second", "Third")] == [1] * 3
+    nodes = profiler.graph.kernel_nodes()
+    assert [node.timing_ns is None for node in nodes] == [False, False, True, False, True]
+    for number, earlier in ((2, 0), (4, 1), (3, 2)):
+        edges = profiler.graph.incoming_edges(nodes[number].id)
+        waits = [each.source for each in edges if each.kind is EdgeKind.DEPENDS_ON]
+        assert waits == [nodes[earlier].id]
+    prepared.watch(profiler, fingerprints=True)
+    prepared()
+    assert len(profiler.kernel_traces()) == 5, "every launch is run, and waited for"
+    assert profiler.brick_stats("First").count == 3
+    profiler.close()
+
+
 # ------------------------------------------------------------------------------------------ proofs
 
 
@@ -825,7 +1066,7 @@ def test_launches_that_were_joined_wrongly_are_cut_apart(
     """Two proofs must agree, or launches wait for each other."""
     monkeypatch.setattr(
         "brickline.executor.megakernel.program.find_regions",
-        lambda launches: Regions([number > 0 for number in range(len(launches))], ()),
+        lambda launches, deduped: Regions([number > 0 for number in range(len(launches))], ()),
     )
     turned = fours("turned", "y[i] = x[n - 1 - i];", touches=None)
     plan, n = Plan("wrong"), 40

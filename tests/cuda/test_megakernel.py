@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.kernels.catalog import gemv, gemv_residual, norm_gemv, residual
 from brickline.plan import Plan
+from brickline.profile import profile_from_run
 
 PIECE = ("block_x * 128", "minimum((block_x + 1) * 128, n * 4)")
 """Bytes of 32 floats for each block."""
@@ -212,6 +215,164 @@ def test_regions_run_without_a_hop_and_give_the_same_bits() -> None:
     assert len(prepared.regions) == 1
     expected = bits(filled(plan, "serial")().read("b4"))
     assert bits(prepared().read("b4")) == expected
+
+
+# ------------------------------------------------------------------------------------------ repeats
+
+
+def repeats(seed: int, launches: int = 24, n: int = 1280) -> Plan:
+    """Launches over four buffers and two parts of them, so that many repeat another."""
+    rng, plan = np.random.default_rng(seed), Plan("repeats")
+    buffers = [plan.buffer(f"b{k}", n, "f32") for k in range(4)]
+    pieces = [each for buffer in buffers for each in (buffer, buffer[:640])]
+    shift = chain(1).launches[0].kernel
+    for _ in range(launches):
+        x, y = rng.choice(4, 2, replace=False)
+        half, kernel = int(rng.integers(2)), (ADD_ONE, shift)[int(rng.integers(2))]
+        source, target = pieces[2 * x + half], pieces[2 * y + half]
+        plan.launch(kernel, x=source, y=target, n=640 if half else n)
+    return plan
+
+
+def test_repeats_are_left_out_and_give_the_bits_of_serial_runs() -> None:
+    left_out = 0
+    for seed in range(12):
+        plan = repeats(seed)
+        serial, mega = filled(plan, "serial"), filled(plan, "megakernel")
+        everything = filled(plan, "megakernel", dedupe=False)
+        for run in range(3):
+            mega._run.delay_seed = run
+            for prepared in (serial, mega, everything):
+                prepared()
+            for name in ("b0", "b1", "b2", "b3"):
+                expected = bits(serial.read(name))
+                assert bits(mega.read(name)) == expected, (seed, run, name)
+                assert bits(everything.read(name)) == expected, (seed, run, name)
+        report = mega.report
+        assert report is not None
+        assert report.is_complete
+        assert sum(each.items for each in report.workers) == report.published_items
+        assert everything.report.deduped_items == 0  # type: ignore[union-attr]
+        left_out += report.deduped_items or 0
+    assert left_out > 0
+
+
+def test_a_fault_is_also_that_of_what_repeats_it() -> None:
+    plan = Plan("faulty")
+    at = plan.variable("at", -1, 100)
+    x, y, z = (plan.buffer(name, 3200, "f32") for name in "xyz")
+    for _ in range(2):
+        plan.launch(FAIL_AT, x=x, y=y, n=3200, at=at)
+    plan.launch(chain(1).launches[0].kernel, x=y, y=z, n=3200)
+    prepared = plan.prepare("CUDA:0", "megakernel")
+    assert prepared.deduped is not None
+    assert prepared.deduped.computed_by == (0, 0, 2)
+    prepared(at=70)
+    with pytest.raises(LaunchError, match=r"launch 0 .*item 70, so that 1 launch that .*0 of 3"):
+        prepared.synchronize()
+    report = prepared.report
+    assert report is not None
+    assert report.tasks.done is not None
+    assert report.tasks.done.tolist() == [99, 99, 0]
+    assert report.items_remaining == 102
+    prepared.reset()
+    assert (prepared(at=-1).read("z") == 2).all()
+
+
+# ------------------------------------------------------------------------------------------ watched
+
+
+@pytest.mark.parametrize("clock", ["CPU", "CUDA:0"])
+def test_a_watched_run_is_one_launch_whose_workers_take_the_times(clock: str) -> None:
+    plan = Plan("watched")
+    x, y, z, w = (plan.buffer(name, 4096, "f32") for name in "xyzw")
+    shift = chain(1).launches[0].kernel
+    plan.launch(shift, x=x, y=y, n=4096, brick="First", layer=0)
+    plan.launch(shift, x=y, y=z, n=4096, brick="Second", layer=0)
+    plan.launch(shift, x=x, y=y, n=4096, brick="First", layer=1)  # is not run
+    plan.launch(shift, x=z, y=w, n=4096, brick="Third", layer=1)
+    profiler = bl.BrickProfiler("watched", enabled=True, device=clock, graph=True)
+    prepared = plan.prepare("CUDA:0", "megakernel", profiler=profiler)
+    began = time.monotonic_ns()
+    for _ in range(3):
+        prepared()
+    took = time.monotonic_ns() - began
+    report = prepared.report
+    assert report is not None, "a megakernel ran"
+    assert report.telemetry.kernel_launches == 1
+    assert (prepared.read("w") == 3).all()
+    for name in ("First", "Second", "Third"):
+        stats = profiler.brick_stats(name)
+        assert stats.count == 3
+        assert 0 < stats.total_ns < took
+    nodes = profiler.graph.kernel_nodes()
+    for run in (nodes[:4], nodes[4:8], nodes[8:]):
+        assert [node.timing_ns is None for node in run] == [False, False, True, False]
+        first, second, _, third = run
+        slack = 3_000  # ns: clocks of workers are aligned by two moments
+        assert began < first.start_ns < second.start_ns < third.start_ns < began + took
+        assert first.start_ns + first.timing_ns < second.start_ns + slack
+    assert not profiler.kernel_traces(), "parts were not asked for"
+    prepared.watch(None)
+    assert prepared().report.spans is None  # type: ignore[union-attr]
+    assert (prepared.read("w") == 3).all()
+    profiler.close()
+
+
+def test_a_watched_run_tells_parts_where_they_are_recorded(tmp_path: Path) -> None:
+    profiler = bl.BrickProfiler("told", enabled=True, path=tmp_path / "told.brick")
+    prepared = filled(chain(5), "megakernel", trace=True, profiler=profiler)
+    prepared()
+    assert len(profiler.kernel_traces()) == 5
+    profiler.close()
+    (tiles,) = profile_from_run(bl.Run.open(tmp_path / "told.brick")).tiles
+    assert tiles.count == 5 * 128, "one for each part of a launch"
+
+
+def test_a_watched_run_lies_behind_what_its_stream_was_given_before() -> None:
+    before, plan = Plan("before"), chain(3)
+    x, y = before.buffer("x", 64, "f32"), before.buffer("y", 64, "f32")
+    before.launch(LINGER, x=x, y=y, n=64, turns=1 << 24)  # some 50 ms
+    slow = before.prepare("CUDA:0")
+    profiler = bl.BrickProfiler("behind", enabled=True, graph=True)
+    prepared = plan.prepare("CUDA:0", "megakernel", profiler=profiler)
+    prepared()
+    slow().synchronize()
+    began = time.monotonic_ns()
+    slow().synchronize()
+    lingers = time.monotonic_ns() - began
+    began = time.monotonic_ns()
+    slow()
+    prepared()
+    took = time.monotonic_ns() - began
+    first = profiler.graph.kernel_nodes()[3]
+    assert began + 0.8 * lingers < first.start_ns < began + took
+    profiler.close()
+
+
+def test_a_fault_of_a_watched_run_is_raised_at_once() -> None:
+    plan = Plan("faulty")
+    at = plan.variable("at", -1, 100)
+    x, y = plan.buffer("x", 3200, "f32"), plan.buffer("y", 3200, "f32")
+    plan.launch(FAIL_AT, x=x, y=y, n=3200, at=at)
+    profiler = bl.BrickProfiler("faulty", enabled=True)
+    prepared = plan.prepare("CUDA:0", "megakernel", profiler=profiler)
+    with pytest.raises(LaunchError, match=r"fault 20.* at item 7;"):
+        prepared(at=7)
+    prepared.reset()
+    assert (prepared(at=-1).read("y") == 1).all()
+    assert profiler.brick_stats("fail_at").count == 1
+    profiler.close()
+
+
+def test_fingerprints_are_taken_launch_by_launch() -> None:
+    profiler = bl.BrickProfiler("fingerprints", enabled=True)
+    plan = repeats(0, 6)
+    prepared = filled(plan, "megakernel", profiler=profiler, fingerprints=True)
+    prepared()
+    assert prepared.report is None, "no megakernel ran"
+    assert len(profiler.kernel_traces()) == 6
+    profiler.close()
 
 
 # --------------------------------------------------------------------------------- reports and ends

@@ -189,7 +189,6 @@ void test_random_programs() {
                 check(record.begin <= record.ready && record.ready <= record.end, "records are in order");
                 check_equal(record.task, made.mega->lists()[at], "a record of its own task");
             }
-            for (const PlanTime& time : made.cpu->launch_times()) check(time.start_ns <= time.end_ns, "times");
         }
         check_equal(made.all.complaints.load(), 0u, "what is waited for is finished, every item runs once");
     }
@@ -281,6 +280,72 @@ void test_a_region_has_no_hop() {
     check_equal(made.mega->tasks()[1].waits, 0u, "a member waits for nothing of its region");
     check_equal(made.mega->tasks()[3].waits, 1u, "what follows waits for the last of it");
     check(made.mega->tasks()[1].flags & MEGA_JOINED, "a member is joined");
+}
+
+// Launch 2 is what launch 0 computes; launch 3 waits for the latter, and launch 4 may not overlap others.
+void add_an_alias(Case& made, uint32_t alias = 0) {
+    made.add(40);
+    made.add(40, {}, 3, 0);
+    made.add(40);
+    made.add(40, {0, 1}, 3);
+    made.add(1, {3}, 0);
+    made.add(7);
+    made.rows[3].dependencies = {1, 2};
+    made.mega_rows[2].alias = alias;
+    made.mega_rows[1].waits = {0};
+    made.mega_rows[3].waits = {0, 1};
+    made.mega_rows[4].waits = {3};
+}
+
+void test_an_alias_is_not_run() {
+    for (const uint32_t workers : {1u, 2u, 4u}) {
+        Case made;
+        add_an_alias(made);
+        made.build(workers);
+        for (int run = 0; run < 4; ++run) {
+            MegaOptions options;
+            options.is_recorded = run == 1;
+            options.delay_seed = run == 2 ? 7 : 0;
+            options.deadline_ns = run == 3 ? 60'000'000'000 : 0;
+            const MegaOutcome outcome = made.run(options);
+            check_equal(outcome.items, 128u, "the items of all others");
+            check_equal(outcome.remaining, 0u, "none remains");
+            check_equal(outcome.done, 6u, "it is finished with what computes it");
+            check_equal(made.all.works[2]->blocks_done.load(), 0u, "it is not run");
+            check_equal(made.cpu->items_done()[2], 40u, "its items are done");
+        }
+        check_equal(made.all.complaints.load(), 0u, "nothing runs before what it waits for");
+        const MegaTask& last = made.mega->tasks()[5];
+        check_equal(made.mega->tasks()[2].parts, 0u, "it has no parts");
+        check_equal(last.waits, 1u, "one that may not overlap others is waited for");
+        check_equal(made.mega->waits()[last.first_wait].task, 4u, "and is the last one that is run");
+        made.all.works[0]->code = 20;
+        made.all.works[0]->fault_blocks = {3};
+        const MegaOutcome outcome = made.run();
+        check_equal(outcome.done, 0u, "a fault of what computes it is its own");
+        check_equal(made.cpu->items_done()[2], 39u, "of which one item is not done");
+        check(!made.cpu->is_finished(2) && !made.cpu->is_finished(3), "and who reads it is not run");
+    }
+}
+
+void test_wrong_aliases_are_refused() {
+    const auto is_refused = [](const auto& change) {
+        Case made;
+        add_an_alias(made);
+        change(made.mega_rows);
+        try {
+            made.build(2);
+        } catch (const std::invalid_argument&) {
+            return true;
+        }
+        return false;
+    };
+    check(!is_refused([](auto&) {}), "a right one is not");
+    check(is_refused([](auto& rows) { rows[2].alias = 2; }), "itself");
+    check(is_refused([](auto& rows) { rows[2].alias = 5; }), "a later one");
+    check(is_refused([](auto& rows) { rows[5].alias = 2; }), "one that is not run");
+    check(is_refused([](auto& rows) { rows[2].is_joined = true; }), "joined to a region");
+    check(is_refused([](auto& rows) { rows[3].waits = {2}; }), "waited for");
 }
 
 void test_what_may_not_be_split_stays_whole() {
@@ -491,6 +556,8 @@ int main() {
     test_random_programs();
     test_faults();
     test_a_region_has_no_hop();
+    test_an_alias_is_not_run();
+    test_wrong_aliases_are_refused();
     test_what_may_not_be_split_stays_whole();
     test_sizes_change();
     test_deadline();

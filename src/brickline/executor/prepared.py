@@ -8,7 +8,6 @@ are executed is a strategy of its own (`serial`, `parallel`, `graph`, `megakerne
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +22,7 @@ from brickline.device.base import Device, fault_text, open_device
 from brickline.errors import LaunchError, PlanError
 from brickline.executor.graph import GraphExecutor
 from brickline.executor.guarding import GuardedExecutor
+from brickline.executor.megakernel.deduped import Deduped
 from brickline.executor.megakernel.options import MegakernelOptions
 from brickline.executor.megakernel.program import ProgramExecutor
 from brickline.executor.megakernel.refusals import check_launches
@@ -31,14 +31,13 @@ from brickline.executor.memory import PlanMemory
 from brickline.executor.options import check_options, check_watching
 from brickline.executor.parallel import Choice, ParallelExecutor, StreamsExecutor
 from brickline.executor.refusals import Refused, limit_numbers, refusal_text
-from brickline.executor.rows import launch_rows
+from brickline.executor.rows import launch_rows, variable_rows
 from brickline.executor.serial import SerialExecutor
 from brickline.executor.watching import Watcher
 from brickline.megakernel_report import MegakernelReport
 from brickline.plan import Plan
 from brickline.plan_arguments import checked_number
-from brickline.plan_launches import FloatVariable, Launch, written_storages
-from brickline.symbolic import Variable
+from brickline.plan_launches import FloatVariable, Launch, alignments, written_storages
 from brickline.symbolic_values import value_of
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ def prepare(
     max_wall_time: float | None = None,
     trace: bool = False,
     lineage: bool = False,
+    dedupe: bool = True,
 ) -> PreparedPlan:
     """Compile every kernel of a plan, place its memory, and return what runs.
 
@@ -91,6 +91,8 @@ def prepare(
         trace: Of "megakernel": whether the report has the times of every part of a launch.
             Default False.
         lineage: Of "megakernel": whether the report tells where outputs came from. Default False.
+        dedupe: Of "megakernel": whether launches that compute the same into the same memory are
+            run once, where their kernel is pure. Default True.
 
     Raises:
         PlanError: The plan has no launches, or something that it is given does not fit. What a
@@ -110,6 +112,7 @@ def prepare(
         max_wall_time=max_wall_time,
         trace=trace,
         lineage=lineage,
+        dedupe=dedupe,
     )
     opened = open_device(device)
     if executor == "graph" and opened.kind != CUDA:
@@ -163,7 +166,7 @@ class PreparedPlan:
             tuple(plan.variables),
             device,
             bind,
-            _alignments(self._launches),
+            alignments(self._launches),
             written_storages(self._launches),
         )
         self._names = tuple(plan.variables)
@@ -176,7 +179,7 @@ class PreparedPlan:
             kind=device.kind,
             number=device.number,
             context=self._kernels[0].program.context,
-            variables=[_bounds(each) for each in plan.variables.values()],
+            variables=variable_rows(plan.variables.values()),
             storages=len(plan.storages),
             launches=launch_rows(self._launches, self._kernels, self._names, self._faults),
             limits=limit_numbers(device.limits),
@@ -203,15 +206,6 @@ class PreparedPlan:
         return SerialExecutor(self._core)
 
     def _program(self, mega: MegakernelOptions) -> ProgramExecutor:
-        memory_bytes = sum(buffer.nbytes for buffer in self._memory.buffers)
-        held = (self._kernels, self._memory)
-        mine = weakref.ref(self)  # a plan that nobody has any more goes at once, with its memory
-
-        def values() -> Mapping[str, int | float]:
-            prepared = mine()
-            assert prepared is not None
-            return prepared._values
-
         return ProgramExecutor(
             self.plan.name,
             self._device,
@@ -220,9 +214,9 @@ class PreparedPlan:
             self._launches,
             self._kernels,
             mega,
-            values,
-            memory_bytes,
-            held,
+            self._values,
+            sum(buffer.nbytes for buffer in self._memory.buffers),
+            held=(self._kernels, self._memory),
         )
 
     # ------------------------------------------------------------------------------------- running
@@ -312,7 +306,7 @@ class PreparedPlan:
             launch = self._launches[found.launch]
             words = refusal_text(launch, found, values, self._device.limits)
             raise PlanError(f"{where} on {self.device}, {launch}: {words}")
-        self._values = values
+        self._values.update(values)  # a megakernel looks at them
 
     def _fail(self, done: int, code: int, number: int) -> None:
         launch = self._launches[number] if number >= 0 else None
@@ -401,6 +395,11 @@ class PreparedPlan:
         return self._run.report if isinstance(self._run, ProgramExecutor) else None
 
     @property
+    def deduped(self) -> Deduped | None:
+        """Which launches are not run because another computes the same; None of other executors."""
+        return self._run.deduped if isinstance(self._run, ProgramExecutor) else None
+
+    @property
     def regions(self) -> Regions | None:
         """Which launches workers run without a wait in between; None of other executors."""
         return self._run.regions if isinstance(self._run, ProgramExecutor) else None
@@ -478,22 +477,6 @@ def _compiled(cache: KernelCache, launches: Any, device: Device) -> tuple[Cached
         if launch.kernel.digest not in known:
             known[launch.kernel.digest] = cache.get_or_compile(launch.kernel, device)
     return tuple(known[launch.kernel.digest] for launch in launches)
-
-
-def _alignments(launches: Sequence[Launch]) -> dict[int, int]:
-    """Return the most that a kernel asks of each storage's address, by number."""
-    found: dict[int, int] = {}
-    for launch in launches:
-        for param, buffer in launch.buffers():
-            number = buffer.storage.number
-            found[number] = max(param.align, found.get(number, 1))
-    return found
-
-
-def _bounds(variable: Variable | FloatVariable) -> tuple[int, int, bool]:
-    if isinstance(variable, FloatVariable):
-        return 0, 0, True
-    return variable.low, variable.high, False
 
 
 def _fault_words(device: Device, count: int) -> Buffer | None:

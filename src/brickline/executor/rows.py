@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from brickline.buffers import Buffer
@@ -11,7 +11,7 @@ from brickline.cache import CachedKernel
 from brickline.kernel import Param, Scalar
 from brickline.plan_buffers import Extent, PlanBuffer
 from brickline.plan_launches import Argument, FloatVariable, Launch
-from brickline.symbolic import Expr
+from brickline.symbolic import Expr, Variable
 
 MAY_OVERLAP, MAY_SPLIT, WAITS = 1, 2, 4
 
@@ -49,6 +49,14 @@ def launch_rows(
             )
         )
     return rows
+
+
+def variable_rows(variables: Iterable[Variable | FloatVariable]) -> list[tuple[int, int, bool]]:
+    """Return the bounds of each variable, and whether it is a floating-point number."""
+    return [
+        (0, 0, True) if isinstance(each, FloatVariable) else (each.low, each.high, False)
+        for each in variables
+    ]
 
 
 def _fault(launch: Launch, faults: Buffer) -> int:

@@ -2,7 +2,8 @@
 
 Launches are run one at a time inside their bricks; those of a parallel run are timed by the core
 and told afterwards, and those of a CUDA graph are captured once more with the profiler's events
-between them. With fingerprints every launch is waited for and its memory read.
+between them. A megakernel is run as it is: its workers take the times, and it is waited for. With
+fingerprints every launch is run by itself, waited for, and its memory read.
 
 A traced launch has as its params::
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from brickline.buffers import Buffer
 from brickline.device.base import Device, open_device
 from brickline.errors import DeviceError
+from brickline.executor.megakernel.program import ProgramExecutor
 from brickline.executor.megakernel.telling import tell_profiler
 from brickline.graph import TransferDirection
 from brickline.kernel import Param
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from brickline.profiler import BrickProfiler
 
 Outcome = tuple[int, int, int]
+Times = Sequence[tuple[int, int] | None]
+"""When each launch began and ended, in ns of the host's clock; None: not known, or not run."""
 
 
 class Watcher:
@@ -54,6 +58,12 @@ class Watcher:
         self._profiler = profiler
         self._fingerprints = fingerprints
         self._core = prepared._core
+        run, is_whole = prepared._run, not fingerprints
+        self._program = run if isinstance(run, ProgramExecutor) and is_whole else None
+        """What runs all launches as one program; None where they are run by themselves."""
+        is_parallel = prepared.executor == "parallel" and prepared.device == "CPU"
+        self._overlaps = self._program is not None or (is_parallel and is_whole)
+        """Whether launches are told after a run, with the times that were taken within it."""
         self._launches: Sequence[Launch] = prepared._launches
         self._names = launch_names(self._launches)
         self._handles = [self._handle(launch) for launch in self._launches]
@@ -79,22 +89,37 @@ class Watcher:
         for number in self._varying:
             self._handles[number] = self._handle(self._launches[number])
         draw = self._profiler.is_graph_enabled()
-        overlaps = self._prepared.executor in ("parallel", "megakernel")
-        self._core.set_timed(draw or overlaps)
-        if self._fingerprints:
-            outcome = self._traced(stream, position)
-        elif self._prepared.executor == "graph":
-            outcome = self._replayed(stream)
-        elif overlaps and self._prepared.device == "CPU":
-            outcome = self._prepared._run.run(stream)
-            if not outcome[1]:
-                self._tell_times()
-                self._tell_parts(position)
-        else:
-            outcome = self._one_by_one(stream)
-        if draw and not outcome[1]:
-            self._draw()
+        self._core.set_timed(draw or self._overlaps)
+        outcome = self._ran(stream, position)
+        if outcome[1]:
+            return outcome
+        times = self._times() if draw or self._overlaps else ()
+        if self._overlaps:
+            self._tell_times(times)
+        if self._program is not None:
+            self._tell_parts(self._program, position)
+        if draw:
+            self._draw(times)
         return outcome
+
+    def _ran(self, stream: int, position: int) -> Outcome:
+        if self._fingerprints:
+            return self._traced(stream, position)
+        if self._program is not None:
+            return self._program.run(stream, is_watched=True)
+        if self._overlaps:
+            return self._prepared._run.run(stream)
+        if self._prepared.executor == "graph":
+            return self._replayed(stream)
+        return self._one_by_one(stream)
+
+    def _times(self) -> Times:
+        """Return when each launch of the last run began and ended, where that is known."""
+        if self._program is not None:
+            return self._program.times()
+        if self._prepared.device == "CPU":
+            return [(began, ended) for _, began, ended in self._core.times()]
+        return [None] * len(self._launches)
 
     def _one_by_one(self, stream: int) -> Outcome:
         outcome = (0, 0, -1)
@@ -105,8 +130,11 @@ class Watcher:
                 return number, outcome[1], number
         return len(self._handles), 0, outcome[2]
 
-    def _tell_times(self) -> None:
-        for launch, (_, began, ended) in zip(self._launches, self._core.times(), strict=True):
+    def _tell_times(self, times: Times) -> None:
+        for launch, time in zip(self._launches, times, strict=True):
+            if time is None:
+                continue
+            began, ended = time
             flops, moved = (evaluated(each, self._prepared.values) for each in launch.work)
             self._profiler.timers.record_elapsed(
                 launch.brick,
@@ -116,11 +144,10 @@ class Watcher:
                 flops=float(flops or 0),
             )
 
-    def _tell_parts(self, position: int) -> None:
-        """Tell what each worker of a megakernel did, where that was recorded."""
-        report = self._prepared.report
-        if report is not None and report.spans is not None:
-            tell_profiler(report, self._profiler, position)
+    def _tell_parts(self, program: ProgramExecutor, position: int) -> None:
+        """Tell what each worker of a megakernel did, where that was asked for."""
+        if program.options.trace and program.report is not None:
+            tell_profiler(program.report, self._profiler, position)
 
     def _replayed(self, stream: int) -> Outcome:
         """Replay a graph in which the profiler's events stand between the launches."""
@@ -209,8 +236,11 @@ class Watcher:
 
     # -------------------------------------------------------------------------------------- graph
 
-    def _draw(self) -> None:
-        """Add a node for each launch, and an edge for each launch that it waited for."""
+    def _draw(self, times: Times) -> None:
+        """Add a node for each launch, and an edge for each launch that it waited for.
+
+        One that was not run has no time, and follows the one that computed its values.
+        """
         graph, prepared = self._profiler.graph, self._prepared
         if not self._drawn_transfers:
             self._drawn_transfers = True
@@ -224,11 +254,10 @@ class Watcher:
                     if to_device
                     else TransferDirection.DEVICE_TO_HOST,
                 )
-        times = self._core.times() if prepared.device == "CPU" else None
         nodes: list[int] = []
-        for launch, name in zip(self._launches, self._names, strict=True):
+        for launch, name, time in zip(self._launches, self._names, times, strict=True):
             sizes = [evaluated(size, prepared.values) for size in launch.sizes]
-            began, ended = (None, None) if times is None else times[launch.number][1:]
+            began, ended = (None, None) if time is None else time
             nodes.append(
                 graph.add_kernel(
                     name,
@@ -240,8 +269,14 @@ class Watcher:
                     start_ns=began,
                 )
             )
-            for earlier in launch.waits_for:
+            for earlier in self._waits(launch):
                 graph.add_dependency(nodes[earlier], nodes[-1])
+
+    def _waits(self, launch: Launch) -> Sequence[int]:
+        program = self._program
+        if program is None or program.deduped.is_run(launch.number):
+            return launch.waits_for
+        return [program.deduped.computed_by[launch.number]]
 
 
 class _OnDevice(Buffer):

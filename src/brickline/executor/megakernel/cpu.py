@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline import _core
-from brickline.executor.megakernel.tables import ProgramTables
+from brickline.executor.megakernel.deduped import Deduped
+from brickline.executor.megakernel.tables import ProgramTables, engine_rows
 from brickline.megakernel_progress import FAULT, PROGRESS, RECORD
 from brickline.plan_launches import Launch
 
@@ -22,7 +23,8 @@ class CpuEngine(ProgramTables):
         core: The launches with their arguments.
         launches: The plan's.
         ops: The place of each launch's kernel among all.
-        joined: Whether each launch is of the region of the one before it.
+        joined: Whether each launch is of the region of the last one before it that is run.
+        deduped: Which launches are not run.
         workers: How many share the blocks. Default None: one for each core.
         trace: Whether parts of launches are recorded as they are executed.
         held: What items use, code and memory; it stays for good where one never returns.
@@ -40,17 +42,19 @@ class CpuEngine(ProgramTables):
         launches: Sequence[Launch],
         ops: Sequence[int],
         joined: Sequence[bool],
+        deduped: Deduped,
         workers: int | None,
         trace: bool,
         held: object,
     ) -> None:
         self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
         self._trace = trace
-        rows = [
-            {"op": op, "arguments": len(launch.arguments), "joined": is_joined}
-            for launch, op, is_joined in zip(launches, ops, joined, strict=True)
-        ]
+        rows = engine_rows(launches, ops, joined, deduped)
         self._core = _core.MegaCpuCore(core, rows, self.workers, held)
+
+    def set_trace(self, trace: bool) -> None:
+        """Say whether the next runs are recorded."""
+        self._trace = trace
 
     def run(self, deadline_ns: int, delay_seed: int, stream: int = 0) -> dict[str, Any]:
         """Run every item; return what came of it. A host has no streams."""
@@ -100,7 +104,7 @@ class CpuEngine(ProgramTables):
         return np.frombuffer(self._table("faults"), FAULT)
 
     def items_done(self) -> NDArray[Any]:
-        """Return how many items of each launch were executed without a fault."""
+        """Return how many items of each launch are done: executed without a fault."""
         return np.frombuffer(self._table("items_done"), np.uint64).astype(np.int64)
 
     def records(self) -> list[NDArray[Any]] | None:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from brickline import _core
 from brickline.buffers import Buffer
 from brickline.cache import CachedKernel, KernelCache
+from brickline.executor.megakernel.deduped import Deduped, all_run
 from brickline.executor.megakernel.refusals import refusal
 from brickline.executor.megakernel.source import ENTRY, HELPERS, megakernel_source
 from brickline.executor.megakernel.streams import SLOT_BYTES, RowStream, row_stream
-from brickline.executor.megakernel.tables import JOINED, ProgramTables
+from brickline.executor.megakernel.tables import JOINED, ProgramTables, engine_rows
 from brickline.kernel import Kernel
 from brickline.megakernel_progress import FAULT, NO_TASK, PROGRESS, RECORD
 from brickline.plan_launches import Launch, written_storages
@@ -48,9 +49,10 @@ class CudaEngine(ProgramTables):
         launches: The plan's.
         kernels: The compiled kernel of each.
         ops: The place of each launch's kernel among all.
-        joined: Whether each launch is of the region of the one before it.
+        joined: Whether each launch is of the region of the last one before it that is run.
         device: A GPU.
         cache: Where the megakernel is compiled.
+        deduped: Which launches are not run. Default None: all are.
         where: The plan, for messages.
         workers: Blocks of the launch. Default None: one for each multiprocessor.
         trace: Whether entries of lists are recorded as they are executed.
@@ -76,6 +78,7 @@ class CudaEngine(ProgramTables):
         device: Any,
         cache: KernelCache,
         *,
+        deduped: Deduped | None = None,
         where: str = "a plan",
         workers: int | None = None,
         trace: bool = False,
@@ -101,12 +104,11 @@ class CudaEngine(ProgramTables):
         self.compiled = cache.get_or_compile(unit, device)
         written = written_storages(launches)
         self.streams = [row_stream(launch, written) if ring else None for launch in launches]
-        rows = [
-            _row(op, launch, stream, is_joined)
-            for op, launch, stream, is_joined in zip(
-                ops, launches, self.streams, joined, strict=True
-            )
-        ]
+        deduped = all_run(launches) if deduped is None else deduped
+        self._computed_by = np.array(deduped.computed_by)
+        rows = engine_rows(launches, ops, joined, deduped)
+        for row, each in zip(rows, self.streams, strict=True):
+            row |= {} if each is None else _stream_row(each)
         self._core = _core.MegaCudaCore(core, rows, self.workers)
         self._counters = self._zeros(2 * len(launches) * COUNTER_WORDS)
         self._faults = self._zeros(2 * len(launches))
@@ -121,7 +123,8 @@ class CudaEngine(ProgramTables):
         self._is_unclear = False
         self.is_dead = False
         """Whether an item of a run never returned."""
-        self._asked_ns = self._begin_ns = 0
+        self._asked_ns = self._begin_ns = self._seen_ns = 0
+        self._is_behind = False
         self._was_asked = False
         self._uploaded_before = 0
         self._outcome: dict[str, Any] | None = None
@@ -144,6 +147,12 @@ class CudaEngine(ProgramTables):
 
     # ------------------------------------------------------------------------------------- running
 
+    def set_trace(self, trace: bool) -> None:
+        """Say whether the next runs are recorded."""
+        if trace != self._trace:
+            self._trace = trace
+            self._placed = 0
+
     def run(self, deadline_ns: int = 0, delay_seed: int = 0, stream: int = 0) -> dict[str, Any]:
         """Enqueue a run, and with a deadline wait for it; return what came of it so far."""
         self._asked_ns = _core.monotonic_ns()
@@ -151,6 +160,7 @@ class CudaEngine(ProgramTables):
         problem = self.refresh()
         if problem:
             return _nothing(problem)
+        self._is_behind = self._trace and not self._device.is_idle(stream)
         if self._is_unclear:
             self._core.clear(stream)
             self._stop.bytes[:] = 0
@@ -223,7 +233,7 @@ class CudaEngine(ProgramTables):
                 "progress": self._progress.address,
                 "stop": self._stop.address,
                 "stopped": self._stopped.address,
-                "records": 0 if self._records is None else self._records.address,
+                "records": self._records.address if self._trace and self._records else 0,
                 "executed": self._executed.address,
             }
         )
@@ -261,6 +271,7 @@ class CudaEngine(ProgramTables):
         if self._outcome is None:
             if not self.is_dead:
                 self._device.synchronize()
+            self._seen_ns = _core.monotonic_ns()
             self._outcome = self._found()
             if self._outcome["state"] != "finished" or self._outcome["code"]:
                 self._is_unclear = True
@@ -270,6 +281,10 @@ class CudaEngine(ProgramTables):
         progress, facts = self.progress(), self._core.facts()
         begun = progress["begin_ns"][progress["begin_ns"] > 0]
         device_ns = int(progress["end_ns"].max() - begun.min()) if len(begun) else 0
+        # What ran before it in its stream may have kept it; then its end tells when it was.
+        begin_ns = self._begin_ns
+        if self._is_behind:
+            begin_ns = max(begin_ns, self._seen_ns - device_ns)
         items, skipped = int(progress["items"].sum()), int(progress["skipped"].sum())
         found: dict[str, Any] = {
             "problem": "",
@@ -283,8 +298,8 @@ class CudaEngine(ProgramTables):
             "code": 0,
             "block": 0,
             "asked_ns": self._asked_ns,
-            "begin_ns": self._begin_ns,
-            "end_ns": self._begin_ns + device_ns,
+            "begin_ns": begin_ns,
+            "end_ns": begin_ns + device_ns,
         }
         if self.is_dead or (progress["state"] == _HUNG).any():
             self.is_dead = True
@@ -318,7 +333,7 @@ class CudaEngine(ProgramTables):
         return np.asarray(found)
 
     def items_done(self) -> NDArray[Any]:
-        """Return how many items of each launch were executed without a fault."""
+        """Return how many items of each launch are done: executed without a fault."""
         counts = np.zeros(len(self._launches), np.int64)
         if self.is_dead or self._executed is None:
             return counts
@@ -327,7 +342,7 @@ class CudaEngine(ProgramTables):
         executed = np.where(told == NO_TASK, self._shares(), told)
         reached = self._reached()
         np.add.at(counts, lists[reached], executed[reached])
-        return counts
+        return np.asarray(counts[self._computed_by])
 
     def _shares(self) -> NDArray[Any]:
         """Return how many blocks each entry of all lists has."""
@@ -349,7 +364,7 @@ class CudaEngine(ProgramTables):
 
     def records(self) -> list[NDArray[Any]] | None:
         """Return what each worker recorded, entry by entry; None without a trace."""
-        if self._records is None or self.is_dead:
+        if not self._trace or self._records is None or self.is_dead:
             return None
         begin, _ = self.lists()
         rows = self._device.to_numpy(self._records).view(RECORD)
@@ -362,12 +377,21 @@ class CudaEngine(ProgramTables):
         begin, waits = self.waits()
         skipped = np.zeros(len(tasks), bool)
         lost = faults["code"] != 0
+        before = self._members_before(tasks)
         for number in np.flatnonzero(done < tasks["blocks"]):  # in order, so producers come first
             producers = waits[begin[number] : begin[number + 1]]
-            is_joined = bool(tasks["flags"][number] & JOINED)
-            skipped[number] = lost[producers].any() or (is_joined and lost[number - 1])
+            skipped[number] = lost[producers].any() or (
+                before[number] >= 0 and lost[before[number]]
+            )
             lost[number] |= skipped[number]
         return list(zip((done >= tasks["blocks"]).tolist(), skipped.tolist(), strict=True))
+
+    def _members_before(self, tasks: NDArray[Any]) -> NDArray[Any]:
+        """Return of each launch the one before it in its region; -1 where there is none."""
+        runs = np.flatnonzero(tasks["parts"])
+        before = np.full(len(tasks), -1)
+        before[runs[1:]] = runs[:-1]
+        return np.where(tasks["flags"] & JOINED, before, -1)
 
     def telemetry(self) -> dict[str, int]:
         """Return what the last run moved and launched."""
@@ -398,22 +422,13 @@ def _lanes(launch: Launch, where: str) -> int:
     return lanes
 
 
-def _row(
-    op: int, launch: Launch, stream: RowStream | None, is_joined: bool
-) -> dict[str, int | bool]:
-    row: dict[str, int | bool] = {
-        "op": op,
-        "arguments": len(launch.arguments),
-        "joined": is_joined,
+def _stream_row(stream: RowStream) -> dict[str, int]:
+    return {
+        "stream": stream.argument,
+        "row_bytes": stream.row_bytes,
+        "block_rows": stream.block_rows,
+        "rows": stream.rows,
     }
-    if stream is not None:
-        row |= {
-            "stream": stream.argument,
-            "row_bytes": stream.row_bytes,
-            "block_rows": stream.block_rows,
-            "rows": stream.rows,
-        }
-    return row
 
 
 def _engine_kernel(kernels: Sequence[Kernel], consumers: int) -> Kernel:

@@ -14,20 +14,30 @@ from brickline.plan_launches import Launch
 Interval = tuple[int, int]
 
 
-def flow_of(launches: Sequence[Launch]) -> Flow:
+def flow_of(launches: Sequence[Launch], computed_by: Sequence[int]) -> Flow:
     """Return where the values that launches read came from.
 
     A launch's sources are those that wrote last to some byte that it reads; what it reads beyond
-    them is memory that was there before.
+    them is memory that was there before. One that is not run has one source, the launch that
+    computed its values.
+
+    Args:
+        launches: All of a plan.
+        computed_by: Of each, the launch that computes its values: itself, where it is run.
     """
-    begin, sources = [0], []
-    given_begin, given, places = [0], [], dict[str, int]()
+    begin, sources = [0], list[int]()
+    given_begin, given, places = [0], list[int](), dict[str, int]()
     for launch in launches:
+        if computed_by[launch.number] != launch.number:
+            sources.append(computed_by[launch.number])
+            begin.append(len(sources))
+            given_begin.append(len(given))
+            continue
         written: dict[Hashable, list[Interval]] = {}
         found = set()
         for hazard in launch.hazards:
             if hazard.kind is HazardKind.READ_AFTER_WRITE:
-                found.add(hazard.earlier)
+                found.add(computed_by[hazard.earlier])
                 written.setdefault(hazard.space, []).append((hazard.begin, hazard.end))
         sources += sorted(found)
         begin.append(len(sources))

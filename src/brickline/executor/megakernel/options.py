@@ -27,6 +27,8 @@ class MegakernelOptions:
     """Whether every part of a launch is recorded with its times."""
     lineage: bool = False
     """Whether the report tells where every output came from."""
+    dedupe: bool = True
+    """Whether launches that compute the same into the same memory are run once."""
 
     @classmethod
     def checked(cls, where: str, executor: str, **given: Any) -> MegakernelOptions:
@@ -41,7 +43,7 @@ class MegakernelOptions:
             PlanError: A value does not fit, or the executor is another one.
         """
         made = cls(**given)
-        asked = [name for name, value in given.items() if value is not None and value is not False]
+        asked = [name for name, value in given.items() if value is not getattr(cls, name)]
         if executor != "megakernel" and asked:
             raise PlanError(
                 f"{where}: {asked[0]} is an option of executor megakernel, got executor "
@@ -51,8 +53,8 @@ class MegakernelOptions:
         return made
 
     def _check(self, where: str) -> None:
-        checked_flag(self.trace, where, "trace")
-        checked_flag(self.lineage, where, "lineage")
+        for name in ("trace", "lineage", "dedupe"):
+            checked_flag(getattr(self, name), where, name)
         count, limit = self.workers, self.max_wall_time
         if count is not None and (
             not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_WORKERS

@@ -8,7 +8,7 @@ regions, words what went wrong, and makes the report; how items are run is an en
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from brickline.device.base import Device, fault_text
 from brickline.errors import DeadlineReached, DeviceHung, InternalError, LaunchError
 from brickline.executor.megakernel.cpu import CpuEngine
 from brickline.executor.megakernel.cuda import CudaEngine
+from brickline.executor.megakernel.deduped import Deduped, all_run, find_deduped
 from brickline.executor.megakernel.flow import flow_of, last_writers
 from brickline.executor.megakernel.options import MegakernelOptions
 from brickline.executor.megakernel.proving import RACE, Prover
 from brickline.executor.megakernel.refusals import refusal
 from brickline.executor.megakernel.regions import Regions, find_regions
-from brickline.executor.megakernel.tables import JOINED
-from brickline.megakernel_progress import NO_TASK
+from brickline.executor.megakernel.tables import region_numbers
+from brickline.megakernel_progress import NO_TASK, spans_from_records
 from brickline.megakernel_report import MegakernelReport
 from brickline.plan_launches import Launch
 from brickline.plan_words import counted
@@ -42,7 +43,7 @@ class ProgramExecutor:
         launches: The plan's.
         kernels: The compiled kernel of each.
         options: What was asked for.
-        values: Returns the values of the plan's variables at the next run.
+        values: Of the plan's variables at the next run; the plan changes them.
         memory_bytes: Of all buffers.
         held: What items use: code and memory.
     """
@@ -56,7 +57,7 @@ class ProgramExecutor:
         launches: Sequence[Launch],
         kernels: Sequence[CachedKernel],
         options: MegakernelOptions,
-        values: Callable[[], Mapping[str, int | float]],
+        values: Mapping[str, int | float],
         memory_bytes: int,
         held: object,
     ) -> None:
@@ -69,7 +70,8 @@ class ProgramExecutor:
         self._values = values
         self._held = held
         self._launches = launches
-        self._options = options
+        self.options = options
+        """What was asked for."""
         self._memory_bytes = memory_bytes
         self.delay_seed = 0
         """Other than 0, workers dawdle at random before items and signals, for tests."""
@@ -78,9 +80,10 @@ class ProgramExecutor:
             places.setdefault(launch.kernel.digest, (len(places), launch.kernel.name))
         self._ops = [places[launch.kernel.digest][0] for launch in launches]
         self._op_names = [kernel for _, kernel in places.values()]
-        self.regions: Regions = find_regions(launches)
+        self.deduped: Deduped = find_deduped(launches) if options.dedupe else all_run(launches)
+        self.regions: Regions = find_regions(launches, self.deduped)
         self.engine = self._made()
-        self._prover = Prover(launches)
+        self._prover = Prover(launches, self.deduped.computed_by)
         self._proved = 0
         self._ran = False
         self._report: MegakernelReport | None = None
@@ -89,7 +92,7 @@ class ProgramExecutor:
         self._plan_ns = time.perf_counter_ns() - began
 
     def _made(self) -> CpuEngine | CudaEngine:
-        options = self._options
+        options = self.options
         if self._device.kind == _CUDA:
             return CudaEngine(
                 self._core,
@@ -99,6 +102,7 @@ class ProgramExecutor:
                 self.regions.joined,
                 self._device,
                 self._cache,
+                deduped=self.deduped,
                 where=f"plan {self._name}",
                 workers=options.workers,
                 trace=options.trace,
@@ -108,6 +112,7 @@ class ProgramExecutor:
             self._launches,
             self._ops,
             self.regions.joined,
+            self.deduped,
             options.workers,
             options.trace,
             self._held,
@@ -118,23 +123,27 @@ class ProgramExecutor:
 
         Where the proof cannot follow why launches are joined, they are not.
         """
-        while (breach := self._prover.breach(self.engine, self._values())) is not None:
+        while (breach := self._prover.breach(self.engine, self._values)) is not None:
             code, launch, other = breach
             if code != RACE or not self.regions.joined[launch]:
                 raise InternalError(
                     f"plan {self._name}: MK{code}: {self._launches[launch]} beside launch {other} "
                     "cannot be run as it was planned; please report this"
                 )
-            detail = f"blocks beside those of launch {other}, at {dict(self._values())}"
+            detail = f"blocks beside those of launch {other}, at {dict(self._values)}"
             self.regions = self.regions.without(launch, detail)
             self.engine = self._made()
             self.engine.refresh()
         self._proved = self.engine.structure_version
 
-    def run(self, stream: int) -> tuple[int, int, int]:
+    def run(self, stream: int, *, is_watched: bool = False) -> tuple[int, int, int]:
         """Run every item; return how many launches are done, an error's code, and which failed.
 
         On CUDA a run without a deadline is enqueued; `settle` tells what came of it.
+
+        Args:
+            stream: Of CUDA, where it is enqueued.
+            is_watched: Whether it is recorded for `times`, and waited for. Default False.
 
         Raises:
             DeadlineReached: The deadline came first.
@@ -146,17 +155,18 @@ class ProgramExecutor:
         if self.engine.is_dead:
             raise self._hung("an earlier run left an item that has not returned")
         self._report, self._ran = None, False
+        self.engine.set_trace(self.options.trace or is_watched)
         problem = self.engine.refresh()
         if problem:
             raise refusal("MK105", f"plan {self._name}", problem)
         if self._proved != self.engine.structure_version:
             self._prove()
         self._ran = True
-        outcome = self.engine.run(self._options.deadline_ns, self.delay_seed, stream)
+        outcome = self.engine.run(self.options.deadline_ns, self.delay_seed, stream)
         if outcome["problem"]:
             self._ran = False
             raise LaunchError(f"nothing was run: {outcome['problem']}")
-        return self._ended(outcome)
+        return self.settle() if is_watched else self._ended(outcome)
 
     def settle(self) -> tuple[int, int, int]:
         """Wait for the last run; return and raise what `run` does."""
@@ -168,6 +178,22 @@ class ProgramExecutor:
         if outcome["state"] == "stopped":
             raise self._stopped(outcome)
         return outcome["done"], outcome["code"], outcome["where"]
+
+    def times(self) -> list[tuple[int, int] | None]:
+        """Return when each launch of the last run, a watched one, began and ended.
+
+        Taken where items run, in ns of the host's clock; None of a launch that was not run.
+        """
+        records = self.engine.records()
+        assert records is not None
+        spans = spans_from_records(self.engine.progress(), records)
+        count = len(self._launches)
+        begin, end = np.full(count, np.iinfo(np.int64).max), np.full(count, -1, np.int64)
+        np.minimum.at(begin, spans.task, spans.ready_ns)
+        np.maximum.at(end, spans.task, spans.end_ns)
+        began = self.engine.outcome()["begin_ns"]
+        pairs = zip(begin.tolist(), end.tolist(), strict=True)
+        return [None if last < 0 else (began + first, began + last) for first, last in pairs]
 
     def stop(self) -> None:
         """End the run that is under way in another thread, each worker after its item."""
@@ -197,7 +223,7 @@ class ProgramExecutor:
             "stay, and the report tells more"
         )
         if outcome["reason"] == "deadline":
-            limit = self._options.max_wall_time
+            limit = self.options.max_wall_time
             return DeadlineReached(f"max_wall_time of {limit} s came first: {account}")
         return LaunchError(f"stop() ended the run: {account}")
 
@@ -216,7 +242,7 @@ class ProgramExecutor:
         item = self._first_block(tasks[number], worker) + int(at["blocks"])
         words = [
             f"{what}: item {item} of {self._launches[number]}, on worker {worker}, with "
-            f"max_wall_time={self._options.max_wall_time} s"
+            f"max_wall_time={self.options.max_wall_time} s"
         ]
         words += [
             f"worker {other} waits for {self._launches[row['missing']]}, of which {row['arrived']} "
@@ -244,17 +270,20 @@ class ProgramExecutor:
         engine, outcome = self.engine, self.engine.outcome()
         tasks, done = engine.tasks(), engine.items_done()
         bricks = sorted({launch.brick for launch in self._launches})
+        computed_by = np.array(self.deduped.computed_by)
+        is_run = computed_by == np.arange(len(computed_by))
         columns = {
             "op": self._ops,
             "items": tasks["blocks"],
-            "region": np.cumsum((tasks["flags"] & JOINED) == 0) - 1,
+            "region": region_numbers(tasks)[computed_by],
+            "alias": np.where(is_run, -1, computed_by),
             "brick": [bricks.index(launch.brick) for launch in self._launches],
             "layer": [-1 if each.layer is None else each.layer for each in self._launches],
             "done": done,
         }
         began = time.perf_counter_ns()
-        is_traced = self._options.lineage
-        flow = flow_of(self._launches) if is_traced else None
+        is_traced = self.options.lineage
+        flow = flow_of(self._launches, self.deduped.computed_by) if is_traced else None
         outputs = last_writers(self._launches) if is_traced else {}
         lineage_ns = time.perf_counter_ns() - began if is_traced else None
         faults = engine.faults()
@@ -283,7 +312,7 @@ class ProgramExecutor:
             queue_publish_ns=outcome["begin_ns"] - outcome["asked_ns"],
             backend_dispatch_ns=outcome["end_ns"] - outcome["begin_ns"],
             lineage_ns=lineage_ns,
-            items_faulted=outcome["items"] - int(done.sum()),
+            items_faulted=outcome["items"] - int(done[is_run].sum()),
             began_unix_ns=time.time_ns() - (_core.monotonic_ns() - outcome["begin_ns"]),
         )
 

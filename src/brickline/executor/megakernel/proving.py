@@ -6,7 +6,8 @@ tables. What was proved once is not proved again. Knows launches and tables, not
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from brickline import _core
 from brickline.errors import SymbolicError
-from brickline.executor.megakernel.planning import ACCESS_DTYPE, ATOMIC, READ, WRITE
+from brickline.executor.megakernel.launch_columns import columns_of
 from brickline.executor.megakernel.regions import BlockRange, block_range
-from brickline.executor.megakernel.tables import JOINED, SIGNALS
+from brickline.executor.megakernel.tables import SIGNALS, region_numbers
 from brickline.plan_launches import Launch
 
 RACE = 406
@@ -43,27 +44,20 @@ class Tables(Protocol):
 class Prover:
     """Proves tables of one plan, at the values of a run."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(
+        self, launches: Sequence[Launch], computed_by: Sequence[int] | None = None
+    ) -> None:
         self._known: set[bytes] = set()
-        spaces: dict[Hashable, int] = {}
-        rows: list[tuple[int, int, int, int, int]] = []
-        begins = [0]
+        self._columns = columns_of(launches)
+        count = len(launches)
+        self._computed_by = np.asarray(range(count) if computed_by is None else computed_by)
+        self._is_run = self._computed_by == np.arange(count)
         self._ranges: list[list[tuple[int, BlockRange]]] = []
         """Of each launch, its accesses whose blocks keep to ranges of their own."""
-        for launch in launches:
-            ranges = []
-            for param, buffer in launch.buffers():
-                space, begin, end = buffer.range
-                mode = READ * param.access.reads + WRITE * param.access.writes
-                found = block_range(launch, param, buffer)
-                if found is not None:
-                    ranges.append((len(rows), found))
-                rows.append((begin, end, 0, spaces.setdefault(space, len(spaces)), mode))
-            self._ranges.append(ranges)
-            begins.append(len(rows))
-        self._accesses = np.array(rows, ACCESS_DTYPE)
-        self._access_begin = np.array(begins, np.uint32)
-        self._flags = np.array([_flags(launch) for launch in launches], np.uint32)
+        for launch, first in zip(launches, self._columns.access_begin.tolist(), strict=False):
+            pairs = enumerate(launch.buffers(), first)
+            found = [(place, block_range(launch, *use)) for place, use in pairs]
+            self._ranges.append([(place, each) for place, each in found if each is not None])
 
     def breach(
         self, tables: Tables, values: Mapping[str, int | float]
@@ -75,14 +69,14 @@ class Prover:
             values: Of the plan's variables.
         """
         tasks, waits, lists = tables.tasks(), tables.waits(), tables.lists()
-        joined = (tasks["flags"] & JOINED) != 0
-        accesses = self._accesses.copy()
-        for launch in np.flatnonzero(joined | np.append(joined[1:], False)).tolist():
+        accesses = self._columns.accesses.copy()
+        for launch in np.flatnonzero(self._is_joined(tasks)).tolist():
             for place, found in self._ranges[launch]:
                 _lay_out(accesses[place], found, int(tasks["blocks"][launch]), values)
         # A launch that is not shared out is one part, whatever its blocks touch.
         is_whole = tasks["parts"] < np.minimum(tasks["blocks"], tables.workers)
         blocks = np.where(is_whole, tasks["parts"], tasks["blocks"]).astype(np.uint32)
+        blocks = blocks[self._computed_by]
         columns = (blocks, tasks["flags"], tasks["first_worker"], *waits, *lists, accesses)
         key = b"".join(np.ascontiguousarray(each).tobytes() for each in columns)
         if key in self._known:
@@ -94,6 +88,12 @@ class Prover:
             self._known.add(key)
         return breach
 
+    def _is_joined(self, tasks: NDArray[Any]) -> NDArray[Any]:
+        """Return of each launch whether the one that computes its values shares its region."""
+        regions = region_numbers(tasks)
+        is_shared = np.bincount(regions[self._is_run])[regions] > 1
+        return np.asarray(is_shared[self._computed_by])
+
     def _validated(
         self,
         workers: int,
@@ -103,25 +103,17 @@ class Prover:
         lists: tuple[NDArray[Any], NDArray[Any]],
         accesses: NDArray[Any],
     ) -> tuple[int, int, int] | None:
-        count = len(tasks)
-        columns = _core.MegaColumns(
-            np.ascontiguousarray(tasks["op"]),
-            blocks,
-            self._flags,
-            np.zeros(count + 1, np.uint32),
-            np.zeros(0, np.uint64),
-            self._access_begin,
-            accesses.view(np.uint64).reshape(-1, 4),
-        )
+        columns = replace(self._columns, blocks=blocks, accesses=accesses)
+        alias = np.where(self._is_run, -1, self._computed_by).astype(np.int32)
         code, launch, other = _core.mega_validate(
-            columns,
-            None,
+            columns.core,
+            alias,
             waits[0].astype(np.uint32),
             np.ascontiguousarray(waits[1], np.uint32),
             np.zeros(1, np.uint64),
             np.zeros(0, np.uint32),
-            np.arange(count, dtype=np.uint32),
-            (np.cumsum((tasks["flags"] & JOINED) == 0) - 1).astype(np.uint32),
+            np.flatnonzero(self._is_run).astype(np.uint32),
+            region_numbers(tasks).astype(np.uint32),
             ((tasks["flags"] & SIGNALS) != 0).astype(np.uint8),
             workers,
             np.ascontiguousarray(tasks["first_worker"]),
@@ -130,10 +122,6 @@ class Prover:
             2**64 - 1,
         )
         return (code, launch, other) if code else None
-
-
-def _flags(launch: Launch) -> int:
-    return ATOMIC * any(param.accumulate is not None for param in launch.kernel.params)
 
 
 def _lay_out(

@@ -1,20 +1,22 @@
 """Which launches of a plan form a region: a chain that a worker runs part by part, without a wait.
 
 A launch joins the region of the one before it where it waits for that one, has as many blocks, and
-no block of it touches what another block of a member writes, or the reverse. That is proved from
+no block of it touches what another block of a member writes, or the reverse. Launches that are not
+run (`deduped`) stand in between nobody. That is proved from
 `Param.touches`, for all values of the plan's variables at once; what cannot be proved is refused,
 with a code. Knows launches and expressions, nothing of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
 from itertools import islice, product
 from operator import add, mul
 
 from brickline.errors import SymbolicError
+from brickline.executor.megakernel.deduped import Deduped, all_run
 from brickline.executor.megakernel.refusals import block_count
 from brickline.kernel import BLOCK_INDEX, Param
 from brickline.plan_buffers import PlanBuffer
@@ -31,6 +33,8 @@ REASONS = {
     "MK310": "its kernel, or one of the region, may not run beside others",
 }
 """Why a launch does not join the region of the one before it."""
+KEPT = 4096
+"""Ranges that are remembered: layers of a plan have the same ones again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,18 @@ class NotJoined:
 class Regions(Sequence[tuple[int, ...]]):
     """The regions of a plan, each as the numbers of its launches, in order."""
 
-    def __init__(self, joined: Sequence[bool], refused: Sequence[NotJoined]) -> None:
+    def __init__(
+        self, joined: Sequence[bool], refused: Sequence[NotJoined], not_run: Collection[int] = ()
+    ) -> None:
         self.joined = tuple(joined)
-        """Whether each launch is of the region of the one before it."""
+        """Whether each launch is of the region of the last one before it that is run."""
         self.refused = tuple(refused)
-        """Of every other launch but the first, why it is not."""
+        """Of every other launch that is run but the first, why it is not."""
+        self._not_run = frozenset(not_run)
         members: list[list[int]] = []
         for number, is_joined in enumerate(self.joined):
+            if number in self._not_run:
+                continue
             if is_joined:
                 members[-1].append(number)
             else:
@@ -74,88 +83,142 @@ class Regions(Sequence[tuple[int, ...]]):
         joined = list(self.joined)
         joined[launch] = False
         refused = [*self.refused, NotJoined(launch, "MK303", detail)]
-        return Regions(joined, sorted(refused, key=lambda each: each.launch))
+        return Regions(joined, sorted(refused, key=lambda each: each.launch), self._not_run)
 
     def explain(self) -> str:
         """Say which launches run together, and why the others do not."""
         together = [each for each in self if len(each) > 1]
-        lines = [f"{counted(len(self.joined), 'launch')} in {counted(len(self), 'region')}"]
+        launches = counted(len(self.joined) - len(self._not_run), "launch")
+        lines = [f"{launches} in {counted(len(self), 'region')}"]
         lines += [
-            f"launches {each[0]} to {each[-1]} are one region: a worker runs its part of them "
-            "without a wait"
+            f"launches {_listed(each)} are one region: a worker runs its part of them without a "
+            "wait"
             for each in together
         ]
         return "\n".join([*lines, *map(str, self.refused)])
 
 
-def find_regions(launches: Sequence[Launch]) -> Regions:
-    """Return the regions of launches, in the order of the plan."""
+def _listed(launches: Sequence[int]) -> str:
+    """Return the numbers of launches; of those in a row, the first and the last."""
+    first, last = launches[0], launches[-1]
+    if last - first == len(launches) - 1:
+        return f"{first} to {last}"
+    return ", ".join(map(str, launches))
+
+
+def find_regions(launches: Sequence[Launch], deduped: Deduped | None = None) -> Regions:
+    """Return the regions of launches, in the order of the plan.
+
+    Args:
+        launches: All of a plan.
+        deduped: Which of them are not run. Default None: all are.
+    """
+    deduped = all_run(launches) if deduped is None else deduped
     joined, refused = [False] * len(launches), []
-    region: list[Launch] = []
+    region: _Region | None = None
     for launch in launches:
-        found = _why_not(region, launch) if region else None
-        if region and found is None:
-            joined[launch.number] = True
-        else:
-            region = []
+        if not deduped.is_run(launch.number):
+            continue
+        uses = list(_uses_of(launch))
+        found = None if region is None else region.why_not(launch, uses, deduped.waits_of(launch))
         if found is not None:
             refused.append(NotJoined(launch.number, *found))
-        region.append(launch)
-    return Regions(joined, refused)
+        joined[launch.number] = region is not None and found is None
+        if region is None or found is not None:
+            region = _Region()
+        region.add(launch, uses)
+    not_run = [each.number for each in launches if not deduped.is_run(each.number)]
+    return Regions(joined, refused, not_run)
 
 
-def _why_not(region: Sequence[Launch], launch: Launch) -> tuple[str, str] | None:
-    """Return the code and the detail that keep a launch out of a region; None: it joins."""
-    before = region[-1]
-    if before.number not in launch.waits_for:
-        return "MK301", f"neither touches what {before} writes, nor writes what it reads"
-    for each in (before, launch):
-        if not each.kernel.host_parallel_safe:
-            return "MK310", f"{each} has a kernel with host_parallel_safe=False"
-    blocks, others = block_count(launch), block_count(before)
-    if blocks is not others:
-        return "MK302", f"{blocks}, and {before} has {others}"
-    for member in region:
-        for mine, theirs in _shared(launch, member):
-            found = _why_not_beside(launch, mine, member, theirs, is_single=blocks.value == 1)
-            if found is not None:
-                return found
-    return None
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A buffer of a launch; equal where the blocks of both touch the same bytes in the same way."""
+
+    space: Hashable
+    begin: int
+    end: int
+    writes: bool
+    accumulates: bool
+    blocks: BlockRange | None
+    """What a block touches, where that is declared."""
+    has_one_axis: bool
+    """Whether the launch has blocks along one axis alone."""
+    launch: Launch = field(compare=False)
+    name: str = field(compare=False)
+    buffer: str = field(compare=False)
+
+    def meets(self, other: _Use) -> bool:
+        """Whether both touch the same bytes, and one of them writes."""
+        is_apart = self.end <= other.begin or other.end <= self.begin
+        return (self.writes or other.writes) and not is_apart
 
 
-Use = tuple[Param, PlanBuffer]
+def _uses_of(launch: Launch) -> Iterator[_Use]:
+    has_one_axis = list(launch.sizes[1:3]) == [1, 1]
+    for param, buffer in launch.buffers():
+        yield _Use(
+            *buffer.range,
+            writes=param.access.writes,
+            accumulates=param.accumulate is not None,
+            blocks=block_range(launch, param, buffer),
+            has_one_axis=has_one_axis,
+            launch=launch,
+            name=param.name,
+            buffer=buffer.name,
+        )
 
 
-def _shared(launch: Launch, member: Launch) -> Iterator[tuple[Use, Use]]:
-    """Yield the buffers of two launches that overlap, where one of the launches writes."""
-    for mine in launch.buffers():
-        for theirs in member.buffers():
-            if not (mine[0].access.writes or theirs[0].access.writes):
-                continue
-            space, begin, end = mine[1].range
-            other_space, other_begin, other_end = theirs[1].range
-            if space == other_space and begin < other_end and other_begin < end:
-                yield mine, theirs
+class _Region:
+    """A region that grows: its last launch, and what all of them touch, each use once."""
+
+    def __init__(self) -> None:
+        self._last: Launch | None = None
+        self._uses: dict[Hashable, dict[_Use, None]] = {}
+
+    def add(self, launch: Launch, uses: Sequence[_Use]) -> None:
+        self._last = launch
+        for use in uses:
+            self._uses.setdefault(use.space, {}).setdefault(use)
+
+    def why_not(
+        self, launch: Launch, uses: Sequence[_Use], waits: Sequence[int]
+    ) -> tuple[str, str] | None:
+        """Return the code and the detail that keep a launch out of it; None: it joins."""
+        before = self._last
+        assert before is not None
+        if before.number not in waits:
+            return "MK301", f"neither touches what {before} writes, nor writes what it reads"
+        for each in (before, launch):
+            if not each.kernel.host_parallel_safe:
+                return "MK310", f"{each} has a kernel with host_parallel_safe=False"
+        blocks, others = block_count(launch), block_count(before)
+        if blocks is not others:
+            return "MK302", f"{blocks}, and {before} has {others}"
+        for mine in uses:
+            for theirs in self._uses.get(mine.space, ()):
+                if mine.meets(theirs):
+                    found = _why_not_beside(mine, theirs, is_single=blocks.value == 1)
+                    if found is not None:
+                        return found
+        return None
 
 
-def _why_not_beside(
-    launch: Launch, mine: Use, member: Launch, theirs: Use, *, is_single: bool
-) -> tuple[str, str] | None:
-    place = f"{mine[0].name}, {mine[1].name}, which {member} calls {theirs[0].name}"
-    if mine[0].accumulate is not None or theirs[0].accumulate is not None:
+def _why_not_beside(mine: _Use, theirs: _Use, *, is_single: bool) -> tuple[str, str] | None:
+    place = f"{mine.name}, {mine.buffer}, which {theirs.launch} calls {theirs.name}"
+    if mine.accumulates or theirs.accumulates:
         return "MK305", place
     if is_single:
         return None
-    for each in (launch, member):
-        if list(each.sizes[1:3]) != [1, 1]:
-            return "MK303", f"{place}; {each} has blocks along more than one axis"
-    ranges = []
-    for each, (param, buffer) in ((launch, mine), (member, theirs)):
-        found = block_range(each, param, buffer)
-        if found is None:
-            return "MK303", f"{place}; {each} does not declare which part of it block_x touches"
-        ranges.append(found)
-    if _are_apart(ranges[0], ranges[1]) and _are_apart(ranges[1], ranges[0]):
+    for each in (mine, theirs):
+        if not each.has_one_axis:
+            return "MK303", f"{place}; {each.launch} has blocks along more than one axis"
+        if each.blocks is None:
+            missing = f"{each.launch} does not declare which part of it block_x touches"
+            return "MK303", f"{place}; {missing}"
+    assert mine.blocks is not None
+    assert theirs.blocks is not None
+    if _are_apart(mine.blocks, theirs.blocks) and _are_apart(theirs.blocks, mine.blocks):
         return None
     return "MK303", f"{place}; ranges of blocks cannot be shown to be apart"
 
@@ -178,34 +241,48 @@ def block_range(launch: Launch, param: Param, buffer: PlanBuffer) -> BlockRange 
     if param.touches is None:
         return None
     pairs = zip(launch.kernel.signature, launch.arguments, strict=True)
-    values = {
-        declared.name: given
+    values = tuple(
+        (declared.name, given)
         for declared, given in pairs
         if not isinstance(declared, Param) and isinstance(given, int | Expr)
-    }
-    named = {each.name for value in values.values() for each in Expr.of(value).variables}
+    )
+    found = _touched(param.touches, values)
+    return None if found is None else BlockRange(*found, buffer.range[1])
+
+
+@lru_cache(maxsize=KEPT)
+def _touched(
+    touches: tuple[Expr, Expr], values: tuple[tuple[str, int | Expr], ...]
+) -> tuple[Expr, Expr] | None:
+    """Return a range of bytes where scalars have values; None where it has more than block_x."""
+    named = {each.name for _, value in values for each in Expr.of(value).variables}
     if named & {index.name for index in BLOCK_INDEX}:  # of the plan, and not the block's place
         return None
     try:
-        begin, end = (each.substitute(values) for each in param.touches)
+        begin, end = (each.substitute(dict(values)) for each in touches)
     except SymbolicError:
         return None
     others = {index.name for index in BLOCK_INDEX[1:]}
     if others & {each.name for each in begin.variables | end.variables}:
         return None
-    return BlockRange(begin, end, buffer.range[1])
+    return begin, end
 
 
 def _are_apart(first: BlockRange, second: BlockRange) -> bool:
-    """Whether no block touches of the second what a later block touches of the first.
+    """Whether no block touches of the second what a later block touches of the first."""
+    return _begins_after(first.begin, second.end, first.base - second.base)
 
-    The first begins no earlier with each block, and with the next block not before the second has
-    ended: so it does with all blocks that follow.
+
+@lru_cache(maxsize=KEPT)
+def _begins_after(begin: Expr, end: Expr, shift: int) -> bool:
+    """Whether what one block begins with comes after what all before it end with.
+
+    It begins no earlier with each block, and with the next block not before the other has ended:
+    so it does with all blocks that follow.
     """
     try:
-        following = first.begin.substitute({"block_x": BLOCK_INDEX[0] + 1})
-        shifted = following + (first.base - second.base)
-        return _is_never_below(following, first.begin) and _is_never_below(shifted, second.end)
+        following = begin.substitute({"block_x": BLOCK_INDEX[0] + 1})
+        return _is_never_below(following, begin) and _is_never_below(following + shift, end)
     except SymbolicError:  # an expression grew too large
         return False
 

@@ -1,12 +1,19 @@
-"""The tables of a program as arrays: structs of ``include/brickline/megakernel.h``."""
+"""The tables of a program: rows that an engine is given, and what it made of them, as arrays.
+
+The arrays are structs of ``include/brickline/megakernel.h``.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from brickline.executor.megakernel.deduped import Deduped
+from brickline.plan_launches import Launch
 
 TASK = np.dtype(
     [
@@ -23,6 +30,38 @@ WAIT = np.dtype([("task", "<u4"), ("parts", "<u4")])
 """``MegaWait``."""
 SIGNALS, JOINED = 1, 2
 """MEGA_SIGNALS and MEGA_JOINED."""
+
+
+def engine_rows(
+    launches: Sequence[Launch], ops: Sequence[int], joined: Sequence[bool], deduped: Deduped
+) -> list[dict[str, Any]]:
+    """Return a row for each launch, as an engine of the core takes it.
+
+    Args:
+        launches: The plan's.
+        ops: The place of each launch's kernel among all.
+        joined: Whether each launch is of the region of the last one before it that is run.
+        deduped: Which ones are not run.
+    """
+    rows = []
+    for launch, op, is_joined in zip(launches, ops, joined, strict=True):
+        row: dict[str, Any] = {
+            "op": op,
+            "arguments": len(launch.arguments),
+            "joined": is_joined,
+        }
+        if not deduped.is_run(launch.number):
+            row["alias"] = deduped.computed_by[launch.number]
+        elif deduped.waits is not None:
+            row["waits"] = deduped.waits[launch.number]
+        rows.append(row)
+    return rows
+
+
+def region_numbers(tasks: NDArray[Any]) -> NDArray[Any]:
+    """Return the region of each launch; of one that is not run, that of the last before it."""
+    begins = ((tasks["flags"] & JOINED) == 0) & (tasks["parts"] > 0)
+    return np.asarray(np.cumsum(begins) - 1)
 
 
 class ProgramTables(ABC):
