@@ -6,6 +6,8 @@
 * Items of 10 us against `concurrent.futures.ThreadPoolExecutor` and joblib's threads, which call
   the same compiled function with the GIL released: at most the time of the faster one.
 * A chain of items that wait for one another: what a hop costs; no target.
+* On a GPU, items that do nothing, from submission to report, beside the same launched one by one
+  from Python and as a CUDA graph; and a chain. Skipped without a GPU; no target.
 
 Wall time of the whole process on two cores: workers are threads, and so is whoever feeds them.
 """
@@ -27,6 +29,7 @@ from harness import Claim
 
 import brickline as bl
 from brickline.cache import KernelCache
+from brickline.errors import DeviceError
 from brickline.executor.megakernel.queue import Megakernel
 
 MOST_US = 0.5
@@ -205,6 +208,118 @@ def chain(items: int, repeats: int) -> dict[str, Any]:
     ).as_dict()
 
 
+def _gpu() -> Any:
+    try:
+        return bl.open_device("CUDA:0")
+    except DeviceError:
+        return None
+
+
+def nothing_on(
+    device: Any, blocks: int, items: int, repeats: int, **options: Any
+) -> dict[str, Any]:
+    """Items that do nothing on a GPU, and the same launched one by one and as a graph."""
+    count = items // blocks
+    part = min(count, max(1, 32_768 // blocks))
+    x, y = (device.zeros((part, 1), "i32") for _ in range(2))
+    with Megakernel(device, [NOTHING], slots=1 << 16, **options) as mega:
+
+        def feed() -> None:
+            left = count
+            while left:
+                now = min(part, left)
+                mega.submit_many("nothing", [_rows(x, now)], [_rows(y, now)], [blocks])
+                left -= now
+            report = mega.drain()
+            assert report.items_processed == count * blocks, report
+
+        feed()
+        times = _seconds(feed, repeats)
+        workers = mega.workers
+    per_item = [1e6 * each / (count * blocks) for each in times]
+    one, graph = _one_by_one(device, blocks), _as_graph(device, blocks)
+    figure = statistics.median(per_item)
+    return Claim(
+        f"queue on a GPU: an item that does nothing, {count:,} submissions of {blocks} blocks",
+        figure,
+        "us",
+        None,
+        {"launches from Python": one, "CUDA graph": graph},
+        f"{1 / figure:.2f} million items a second on {workers} workers; "
+        f"{harness.spread(per_item, 3)} us; {one / figure:.1f} times faster than launches",
+    ).as_dict()
+
+
+def _rows(buffer: Any, count: int) -> Any:
+    return bl.Buffer.at_address(
+        buffer.address, (count, 1), "i32", kind=buffer.kind, number=buffer.number, owner=buffer
+    )
+
+
+def _one_by_one(device: Any, blocks: int) -> float:
+    """Return the microseconds of an item, launched from Python."""
+    count = 10_000
+    x, y = device.zeros((1,), "i32"), device.zeros((1,), "i32")
+    launch = KernelCache().get_or_compile(NOTHING, device).launch
+
+    def feed() -> None:
+        for _ in range(count):
+            launch(x, y, blocks)
+        device.synchronize()
+
+    feed()
+    return 1e6 * min(_seconds(feed, 3)) / (count * blocks)
+
+
+def _as_graph(device: Any, blocks: int) -> float:
+    """Return the microseconds of an item of a CUDA graph, without making it."""
+    count = 2_000
+    plan = bl.Plan("nothing")
+    x = plan.buffer("x", 1, "i32")
+    for number in range(count):
+        plan.launch(NOTHING, x=x, y=plan.buffer(f"y{number}", 1, "i32"), blocks=blocks)
+    prepared = plan.prepare(device, "graph")
+
+    def feed() -> None:
+        prepared()
+        device.synchronize()
+
+    feed()
+    return 1e6 * min(_seconds(feed, 5)) / (count * blocks)
+
+
+def chain_on(device: Any, items: int, repeats: int) -> dict[str, Any]:
+    """Items on a GPU that each wait for the one before."""
+    memory = device.zeros((1,), "f32")
+    with Megakernel(device, [BUSY], slots=1 << 16) as mega:
+
+        def feed() -> None:
+            mega.submit_many("busy", writes=[memory], params=[1], count=items)
+            assert mega.drain().items_processed == items
+
+        feed()
+        times = _seconds(feed, repeats)
+    return Claim(
+        f"queue on a GPU: a chain of {items:,} submissions, each waiting for the one before",
+        1e6 * statistics.median(times) / items,
+        "us a hop",
+        None,
+    ).as_dict()
+
+
+def run_on_gpu(quick: bool = False) -> list[dict[str, Any]]:
+    """Measure what needs a GPU; nothing where there is none."""
+    device = _gpu()
+    if device is None:
+        return []
+    repeats = 3 if quick else 9
+    return [
+        nothing_on(device, 64, 2_000_000 if not quick else 400_000, repeats),
+        nothing_on(device, 1, 400_000 if not quick else 100_000, repeats),
+        chain_on(device, 20_000 if not quick else 5_000, repeats),
+    ]
+
+
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure every claim of this file."""
     repeats = 3 if quick else 9
@@ -216,6 +331,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
             nothing(1, 1_000_000 if not quick else 200_000, repeats),
             beside_pools(20_000 if not quick else 5_000, repeats),
             chain(50_000 if not quick else 10_000, repeats),
+            *run_on_gpu(quick),
         ]
     finally:
         os.sched_setaffinity(0, before)

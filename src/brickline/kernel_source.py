@@ -30,7 +30,14 @@ CPU_HEADERS = (
     "simd",
 )
 CUDA_HEADERS = ("arithmetic", "elements", "entry_cuda", "kernel", "platform", "reductions")
-MEGAKERNEL_HEADERS = (*CUDA_HEADERS, "megakernel", "megakernel_cuda")
+MEGAKERNEL_HEADERS = (
+    *CUDA_HEADERS,
+    "megakernel",
+    "megakernel_cuda",
+    "megakernel_intake",
+    "megakernel_queue",
+    "megakernel_queue_cuda",
+)
 CPU_FLAGS = ("-std=c++17", "-ffp-contract=off", "-fno-exceptions")
 """What the meaning of a single-source kernel rests on; how much to optimise is the device's. An
 exception could only end the process, so the compiler refuses it."""

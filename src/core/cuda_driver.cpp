@@ -44,6 +44,15 @@ Driver::Driver() {
     find(launch_cooperative, "cuLaunchCooperativeKernel");
     find(copy_to_device, "cuMemcpyHtoDAsync_v2");
     find(fill_words, "cuMemsetD32Async");
+    find(copy_from_device, "cuMemcpyDtoHAsync_v2");
+    find(memory_allocate, "cuMemAlloc_v2");
+    find(memory_free, "cuMemFree_v2");
+    find(host_allocate, "cuMemHostAlloc");
+    find(host_free, "cuMemFreeHost");
+    find(host_address, "cuMemHostGetDevicePointer_v2");
+    find(stream_create, "cuStreamCreate");
+    find(stream_destroy, "cuStreamDestroy_v2");
+    find(stream_query, "cuStreamQuery");
     find(stream_wait, "cuStreamWaitEvent");
     find(begin_capture, "cuStreamBeginCapture_v2");
     find(end_capture, "cuStreamEndCapture");

@@ -23,6 +23,8 @@ constexpr CUresult CUDA_ERROR_NOT_READY = 600;
 
 constexpr unsigned CUDA_EVENT_DISABLE_TIMING = 2;
 constexpr int CUDA_CAPTURE_RELAXED = 2;
+constexpr unsigned CUDA_HOST_PORTABLE_MAPPED = 1 | 2;
+constexpr unsigned CUDA_STREAM_NON_BLOCKING = 1;
 
 // CUDA_KERNEL_NODE_PARAMS_v2; the first version is the part before `kernel`.
 struct CUkernelNode {
@@ -73,6 +75,15 @@ struct Driver {
                                    unsigned, CUstream, void**) = nullptr;
     CUresult (*copy_to_device)(uint64_t, const void*, size_t, CUstream) = nullptr;
     CUresult (*fill_words)(uint64_t, unsigned, size_t, CUstream) = nullptr;
+    CUresult (*copy_from_device)(void*, uint64_t, size_t, CUstream) = nullptr;
+    CUresult (*memory_allocate)(uint64_t*, size_t) = nullptr;
+    CUresult (*memory_free)(uint64_t) = nullptr;
+    CUresult (*host_allocate)(void**, size_t, unsigned) = nullptr;
+    CUresult (*host_free)(void*) = nullptr;
+    CUresult (*host_address)(uint64_t*, void*, unsigned) = nullptr;  // as the device sees it
+    CUresult (*stream_create)(CUstream*, unsigned) = nullptr;
+    CUresult (*stream_destroy)(CUstream) = nullptr;
+    CUresult (*stream_query)(CUstream) = nullptr;
     CUresult (*stream_wait)(CUstream, CUevent, unsigned) = nullptr;
     CUresult (*begin_capture)(CUstream, int) = nullptr;
     CUresult (*end_capture)(CUstream, CUgraph*) = nullptr;

@@ -12,6 +12,7 @@
 
 #include "clock.h"
 #include "mega_queue.h"
+#include "mega_queue_device.h"
 #include "mega_queue_signature.h"
 #include "pending_signals.h"
 
@@ -93,7 +94,21 @@ class MegaQueueCore {
             m_signatures.emplace_back(uint32_t(functions.size()), std::move(arguments), std::move(sizes), limits);
             functions.push_back(op);
         }
-        m_engine = std::make_unique<MegaQueueEngine>(chosen, std::move(functions));
+        const nb::object device = options["device"];
+        if (device.is_none()) {
+            m_engine = std::make_unique<MegaQueueEngine>(chosen, std::move(functions));
+            return;
+        }
+        MegaDevicePlace place;
+        place.context = nb::cast<uint64_t>(device["context"]);
+        place.function = nb::cast<uint64_t>(device["function"]);
+        place.threads = nb::cast<uint32_t>(device["threads"]);
+        place.item_bytes = nb::cast<uint32_t>(device["item_bytes"]);
+        place.ring_bits = nb::cast<uint32_t>(device["ring_bits"]);
+        place.rest_ns = nb::cast<uint64_t>(device["rest_ns"]);
+        auto workers = std::make_unique<MegaQueueDevice>(chosen, functions, place);
+        m_device = workers.get();
+        m_engine = std::make_unique<MegaQueueEngine>(chosen, std::move(functions), std::move(workers));
     }
     ~MegaQueueCore() {
         const nb::gil_scoped_release released;
@@ -145,6 +160,12 @@ class MegaQueueCore {
                               refused.expected);
     }
 
+    // What a stream was given before is done when this returns.
+    void follow(uint64_t stream) {
+        const nb::gil_scoped_release released;
+        if (m_device) m_device->wait_for_stream(stream);
+    }
+
     void discard() { m_batch.clear(); }
     size_t pending() const { return m_batch.jobs.size(); }
 
@@ -191,6 +212,17 @@ class MegaQueueCore {
     uint64_t first() const { return m_engine->first(); }
     uint64_t next() const { return m_engine->next(); }
     std::string problem() const { return m_engine->problem(); }
+    std::string failure() const { return m_engine->failure(); }
+    nb::dict traffic() const {
+        const MegaQueueTraffic found = m_engine->traffic();
+        nb::dict out;
+        out["uploaded_bytes"] = found.uploaded_bytes;
+        out["read_back_bytes"] = found.read_back_bytes;
+        out["reads"] = found.reads;
+        out["launches"] = found.launches;
+        out["syncs"] = found.syncs;
+        return out;
+    }
     uint64_t tables_bytes() const { return m_engine->tables_bytes(); }
     uint8_t state_of(uint64_t submission) const { return uint8_t(m_engine->state_of(submission)); }
     std::vector<uint64_t> take_finished_batches() { return m_engine->take_finished_batches(); }
@@ -238,8 +270,7 @@ class MegaQueueCore {
     nb::list workers() const {
         nb::list all;
         const double rate = m_engine->ns_per_tick();
-        for (uint32_t k = 0; k < m_engine->workers(); ++k) {
-            const MegaWorkerTotals each = m_engine->worker(k);
+        for (const MegaWorkerTotals& each : m_engine->hands()) {
             nb::dict out;
             out["items"] = each.items;
             out["skipped"] = each.skipped;
@@ -255,10 +286,8 @@ class MegaQueueCore {
     }
     nb::list ops() const {
         nb::list all;
-        for (const MegaQueueSignature& each : m_signatures) {
-            const auto [items, ticks] = m_engine->op_totals(each.op());
-            all.append(nb::make_tuple(items, uint64_t(double(ticks) * m_engine->ns_per_tick())));
-        }
+        for (const MegaOpTotals& each : m_engine->op_totals())
+            all.append(nb::make_tuple(each.items, uint64_t(double(each.work_ticks) * m_engine->ns_per_tick())));
         return all;
     }
     nb::list hung() const {
@@ -296,6 +325,7 @@ class MegaQueueCore {
 
     std::vector<MegaQueueSignature> m_signatures;
     std::unique_ptr<MegaQueueEngine> m_engine;
+    MegaQueueDevice* m_device = nullptr;  // the engine's; null: it is on threads
     MegaBatch m_batch;
     PendingSignals m_signals;
 };
@@ -306,6 +336,7 @@ void bind_mega_queue(nb::module_& module) {
     nb::class_<MegaQueueCore>(module, "MegaQueueCore", "A queue of a megakernel on threads of the host.")
         .def(nb::init<nb::handle, const std::vector<uint64_t>&, nb::handle>(), "ops"_a, "limits"_a, "options"_a)
         .def("append", &MegaQueueCore::append, "op"_a, "count"_a, "columns"_a, "priority"_a)
+        .def("follow", &MegaQueueCore::follow, "stream"_a)
         .def("discard", &MegaQueueCore::discard)
         .def_prop_ro("pending", &MegaQueueCore::pending)
         .def("publish", &MegaQueueCore::publish, "seconds"_a)
@@ -322,6 +353,8 @@ void bind_mega_queue(nb::module_& module) {
         .def_prop_ro("first", &MegaQueueCore::first)
         .def_prop_ro("next", &MegaQueueCore::next)
         .def_prop_ro("problem", &MegaQueueCore::problem)
+        .def_prop_ro("failure", &MegaQueueCore::failure)
+        .def("traffic", &MegaQueueCore::traffic)
         .def_prop_ro("tables_bytes", &MegaQueueCore::tables_bytes)
         .def("state_of", &MegaQueueCore::state_of, "submission"_a)
         .def("take_finished_batches", &MegaQueueCore::take_finished_batches)
@@ -341,6 +374,17 @@ void bind_mega_queue(nb::module_& module) {
         options.workers = workers;
         return MegaQueueEngine::bytes(options, arguments);
     }, "slots"_a, "workers"_a, "arguments"_a, "Bytes of the tables of a queue.");
+    module.def("mega_queue_device_bytes", [](uint32_t slots, uint32_t workers, uint32_t arguments, uint32_t ops,
+                                             bool recorded, uint32_t ring_bits) {
+        MegaQueueOptions options;
+        options.slots = slots;
+        options.workers = workers;
+        options.is_recorded = recorded;
+        return MegaQueueDevice::bytes_of(options, arguments, ops, ring_bits);
+    }, "slots"_a, "workers"_a, "arguments"_a, "ops"_a, "recorded"_a, "ring_bits"_a,
+       "Bytes of the tables of a queue on a device, and of the memory that it shares with the host.");
+    module.def("mega_queue_shared_bytes", &mega_queue_shared_bytes, "ops"_a, "arguments"_a, "item_bytes"_a,
+               "Shared memory of a block of a queue, for items that need so much.");
 }
 
 }  // namespace brickline

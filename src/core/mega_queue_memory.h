@@ -1,5 +1,5 @@
-// What the workers of a MegaQueueEngine see: the tables of the queue, how they sleep and are woken, and
-// what each of them has done. Private to the engine.
+// What workers that are threads see: the tables of the queue, how they sleep and are woken, and what each
+// of them has done. Outlives the queue where one hangs.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "clock.h"
-#include "mega_queue.h"
+#include "mega_queue_workers.h"
 
 namespace brickline {
 
@@ -49,10 +49,10 @@ struct alignas(64) MegaHand {
     uint64_t dropped_records = 0;
 };
 
-struct MegaQueueEngine::Memory {
+struct MegaThreadMemory {
     static constexpr uint64_t MAX_RECORDS = 4u << 20;  // of each worker
 
-    Memory(const MegaQueueOptions& options, std::vector<MegaQueueOp> ops);
+    MegaThreadMemory(const MegaQueueOptions& options, std::vector<MegaQueueOp> ops);
 
     // As they are before the first submission.
     void reset_tables();
@@ -64,7 +64,7 @@ struct MegaQueueEngine::Memory {
     // Whether a worker has anything to look at; in one order with the steps that push.
     bool has_work() const;
     // The whole life of a worker's thread.
-    static void work(std::shared_ptr<Memory> memory, uint32_t number);
+    static void work(std::shared_ptr<MegaThreadMemory> memory, uint32_t number);
 
     const MegaQueueOptions options;
     const std::vector<MegaQueueOp> ops;
@@ -82,8 +82,8 @@ struct MegaQueueEngine::Memory {
     std::vector<uint64_t> argument_words;
     std::unique_ptr<MegaHand[]> hands;
 
-    alignas(64) std::atomic<uint64_t> deadline_tick{FOREVER};
-    std::atomic<uint64_t> deadline_ns{FOREVER};
+    alignas(64) std::atomic<uint64_t> deadline_tick{MEGA_FOREVER};
+    std::atomic<uint64_t> deadline_ns{MEGA_FOREVER};
     alignas(64) std::atomic<uint32_t> runs{0};  // changes when workers shall go on
     std::atomic<bool> is_closing{false};
     alignas(64) std::atomic<uint32_t> left{0};  // workers that have left this run

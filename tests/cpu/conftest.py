@@ -1,4 +1,7 @@
-"""Kernels compiled by the host compiler and called through ctypes, without a device in between."""
+"""Kernels compiled by the host compiler and called through ctypes, without a device in between.
+
+And a cache of its own for a module's kernels, and a place for runs that have no path.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brickline.cache import KernelCache
 from brickline.dtypes import dtype_of
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.kernel_source import CPU_FLAGS, INCLUDE_DIRECTORY, cpu_source, entry_point
 
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unused-parameter")
 """Warnings are printed, not errors: other compilers have others."""
+COMPILERS = ("c++", "g++", "clang++")
 
 
 class Launch(ctypes.Structure):
@@ -117,8 +122,7 @@ class HostCompiler:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        names = ("c++", "g++", "clang++")
-        self.path = next(filter(None, map(shutil.which, names)), None)
+        self.path = next(filter(None, map(shutil.which, COMPILERS)), None)
         self._loaded: dict[str, HostKernel] = {}
 
     def load(self, kernel: Kernel) -> HostKernel:
@@ -149,3 +153,17 @@ class HostCompiler:
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> HostCompiler:
     return HostCompiler(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> KernelCache:
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip("no C++ compiler on the PATH")
+    return KernelCache(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps runs without a path out of the user's state directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.delenv("BRICKLINE_RUN", raising=False)

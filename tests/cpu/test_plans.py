@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,8 +38,10 @@ from brickline.graph_rows import EdgeKind, TransferDetail, TransferDirection
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.kernels.catalog import residual, rms_norm, silu_gate
 from brickline.plan import Plan
+from brickline.profile import profile_from_run
 from brickline.verdicts import Status
 
+pytestmark = pytest.mark.usefixtures("state")
 SIZE = ROWS * COLUMNS
 
 FAIL = Kernel(
@@ -96,20 +97,6 @@ def scaled(by: float) -> Kernel:
         f" block.each(n, [&](int64_t i) {{ y[i] = {by!r}f * x[i]; }}); }}",
         [Param("x", "f32", "n"), Param("y", "f32", "n", "write"), Scalar("n", low=1)],
     )
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> KernelCache:
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("no C++ compiler on the PATH")
-    return KernelCache(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps runs without a path out of the user's state directory."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-    monkeypatch.delenv("BRICKLINE_RUN", raising=False)
 
 
 def together(prepared: Any) -> Any:
@@ -1020,6 +1007,15 @@ def test_two_recorded_runs_of_one_plan_match(cache: KernelCache, tmp_path: Path)
     report = bl.compare(recorded(tmp_path / "parallel.brick", cache, "parallel"), reference)
     assert report.status is Status.MATCHED
     assert not report.findings
+
+
+@pytest.mark.parametrize("executor", ["serial", "parallel", "megakernel"])
+def test_fingerprints_tell_each_launch_once(
+    cache: KernelCache, tmp_path: Path, executor: str
+) -> None:
+    run = bl.Run.open(recorded(tmp_path / "once.brick", cache, executor))
+    counts = {stats.name: stats.count for stats in profile_from_run(run).bricks}
+    assert counts == {"rms_norm": 6, "scale": 6, "silu_gate": 6}
 
 
 def test_a_kernel_that_was_planted_wrong_is_the_first_suspect(

@@ -60,6 +60,7 @@ class CudaDevice(Device):
         )
         self.multiprocessors = int(facts.multiprocessor_count)
         self.is_cooperative = bool(facts.cooperative_launch)
+        self.can_map_host_memory = bool(getattr(facts, "can_map_host_memory", True))
         self._fault = self.allocate((1,), "u32")
         self._fault_lock = threading.Lock()
         self._write(self._fault, np.zeros(1, np.uint32))
@@ -203,6 +204,15 @@ class CudaDevice(Device):
             return False
         self._check((status,))
         return True
+
+    def blocks_at_once(self, function: int, threads: int, shared_bytes: int) -> int:
+        """Return how many blocks of a kernel are on the device at once."""
+        with self._current():
+            status, count = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._driver.CUfunction(function), threads, shared_bytes
+            )
+        self._check((status,))
+        return int(count) * self.multiprocessors
 
     def allocate_mapped(self, nbytes: int) -> MappedMemory:
         """Return memory of the host, zero, that kernels read and write while they run."""

@@ -1,14 +1,13 @@
 """Megakernel: a queue of kernels that workers execute while it is fed.
 
-Workers are threads that live as long as the queue; every block of a submission is an item of its
-own. What a submission waits for follows from the memory that it reads and writes, byte by byte, in
-the order of submission. Whoever submits checks, plans and publishes; see ``megakernel_queue.h`` for
-what happens then.
+Workers live as long as the queue: threads on a CPU, blocks of one launch on a GPU. Every block of a
+submission is an item of its own. What a submission waits for follows from the memory that it reads
+and writes, byte by byte, in the order of submission. Whoever submits checks, plans and publishes;
+see ``megakernel_queue.h`` for what happens then.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import threading
@@ -16,7 +15,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from types import TracebackType
 from typing import Any
 
@@ -26,63 +24,39 @@ from brickline import _core
 from brickline.buffers import Buffer, as_buffer
 from brickline.cache import KernelCache
 from brickline.device.base import Device, open_device
-from brickline.executor.megakernel.queue_arguments import QueueOp, check_kernel
-from brickline.executor.megakernel.queue_refusals import column_text, hung_error, refusal
+from brickline.errors import DeviceError
+from brickline.executor.megakernel.queue_arguments import QueueOp
+from brickline.executor.megakernel.queue_held import Held
+from brickline.executor.megakernel.queue_options import (
+    FOREVER,
+    MAX_SLOTS,
+    Priority,
+    checked_name,
+    count_of,
+    named_kernels,
+    priorities_of,
+    priority_of,
+    seconds_of,
+)
+from brickline.executor.megakernel.queue_places import place_of
+from brickline.executor.megakernel.queue_recording import QueueRecorder, checked_path
+from brickline.executor.megakernel.queue_refusals import (
+    column_text,
+    failed_error,
+    hung_error,
+    refusal,
+)
 from brickline.executor.megakernel.queue_report import Period, queue_report
-from brickline.executor.refusals import limit_numbers
 from brickline.kernel import Kernel, Scalar
 from brickline.megakernel_report import MegakernelReport
 from brickline.megakernel_tables import TaskState
 
-MAX_WORKERS, MAX_SLOTS = 255, 1 << 24
-_CPU = 1
-_FOREVER = math.inf
+__all__ = ["Megakernel", "Priority"]
 _STATES = (None, TaskState.DONE, TaskState.FAULTED, TaskState.SKIPPED, TaskState.NOT_RUN)
 
 
-class Priority(IntEnum):
-    """How urgent a submission is."""
-
-    CRITICAL = 0
-    HIGH = 1
-    NORMAL = 2
-    LOW = 3
-    IDLE = 4
-
-
-class _Held:
-    """Memory of submissions that are not finished, by the number of a batch's first submission."""
-
-    def __init__(self) -> None:
-        self.batches: dict[int, list[Buffer]] = {}
-        self.nbytes = 0
-        self._uses: dict[tuple[int, int], int] = {}
-
-    def more_with(self, buffers: Sequence[Buffer]) -> int:
-        """Return the bytes of buffers that are not held yet."""
-        new = {(each.address, each.nbytes) for each in buffers} - self._uses.keys()
-        return sum(nbytes for _, nbytes in new)
-
-    def hold(self, batch: int, buffers: list[Buffer]) -> None:
-        self.batches[batch] = buffers
-        for each in buffers:
-            key = (each.address, each.nbytes)
-            uses = self._uses.get(key, 0)
-            self._uses[key] = uses + 1
-            if not uses:
-                self.nbytes += each.nbytes
-
-    def release(self, batch: int) -> None:
-        for each in self.batches.pop(batch, ()):
-            key = (each.address, each.nbytes)
-            self._uses[key] -= 1
-            if not self._uses[key]:
-                del self._uses[key]
-                self.nbytes -= each.nbytes
-
-
 _kept_for_ever: list[object] = []
-"""What threads that hang may still write to."""
+"""What workers that hang may still write to."""
 
 
 class Megakernel:
@@ -116,15 +90,17 @@ class Megakernel:
         lineage: bool = False,
         dedupe: bool = True,
         cache: KernelCache | None = None,
+        log: str | os.PathLike[str] | None = None,
         name: str = "queue",
         delay_seed: int = 0,
     ) -> None:
         """Compile the ops and start the workers.
 
         Args:
-            device: ``"CPU"``.
+            device: ``"CPU"``, or a GPU such as ``"CUDA:0"``, in whose memory arguments then are.
             ops: Kernels written against Block; by name, or under their own names.
-            workers: Threads. Default None: one for each core that this process may use.
+            workers: Threads, or blocks of a GPU. Default None: one for each core that this process
+                may use, or for each multiprocessor but one, which takes submissions in.
             slots: Most items that are submitted and not finished. Default 65,536.
             memory_budget: Most bytes of the queue's tables and of the memory of unfinished
                 submissions together. Default None: no bound.
@@ -136,33 +112,38 @@ class Megakernel:
             dedupe: Whether submissions of one batch that compute the same into the same memory are
                 executed once, where their kernel is pure. Default True.
             cache: Where kernels are compiled. Default the user's cache.
+            log: Where `close` writes a log of all submissions, for `brickline plan replay`; items
+                are then recorded as with trace. Default None: nothing is logged.
             name: What reports call it.
             delay_seed: Other than 0 makes workers dawdle at random, to shake out races.
 
         Raises:
             QueueError: An option or a kernel does not fit.
             CompileError: A compiler refuses a source.
+            DeviceError: The device refuses memory or workers.
         """
-        self.name = _checked_name(name)
+        self.name = checked_name(name)
         where = f"megakernel {name}"
-        opened = open_device(device)
-        if opened.kind != _CPU:
-            raise refusal(
-                "MK511", f"{where}, device", f"expected CPU, got {opened.name}; queues run there"
-            )
-        cores = len(os.sched_getaffinity(0))
-        self.workers = _count(where, "workers", cores if workers is None else workers, MAX_WORKERS)
-        self.slots = _count(where, "slots", slots, MAX_SLOTS)
-        limit = _count(where, "retry_limit", retry_limit, 1 << 20, least=0)
-        codes = [_count(where, "retry_codes", code, 2**32 - 2) for code in retry_codes]
+        place = self._place = place_of(where, open_device(device), workers)
+        self.workers = place.workers
+        self.slots = count_of(where, "slots", slots, MAX_SLOTS)
+        limit = count_of(where, "retry_limit", retry_limit, 1 << 20, least=0)
+        codes = [count_of(where, "retry_codes", code, 2**32 - 2) for code in retry_codes]
         self.memory_budget = (
-            None if memory_budget is None else _count(where, "memory_budget", memory_budget, 2**62)
+            None
+            if memory_budget is None
+            else count_of(where, "memory_budget", memory_budget, 2**62)
         )
+        self._log_path = None if log is None else checked_path(where, log)
+        if log is not None and not place.can_log:
+            raise refusal(
+                "MK511", f"{where}, log", f"expected a queue on CPU, got {place.name}; leave it out"
+            )
         if cache is not None and not isinstance(cache, KernelCache):
             raise refusal("MK511", f"{where}, cache", f"expected a KernelCache, got {cache!r:.80}")
-        kernels = _named_kernels(where, ops)
-        most = max(len(kernel.signature) for kernel in kernels.values())
-        tables = _core.mega_queue_bytes(self.slots, self.workers, most)
+        kernels = named_kernels(where, ops)
+        recorded = bool(trace) or log is not None
+        tables = place.tables_bytes(self.slots, kernels, recorded=recorded)
         if self.memory_budget is not None and tables > self.memory_budget:
             raise refusal(
                 "MK504",
@@ -172,35 +153,39 @@ class Megakernel:
             )
         compiler = KernelCache() if cache is None else cache
         before = compiler.statistics.compilations
-        self._ops = {
-            each: QueueOp(number, each, compiler.get_or_compile(kernel, opened))
-            for number, (each, kernel) in enumerate(kernels.items())
-        }
+        self._ops = place.compile(kernels, compiler)
         self._is_warm = compiler.statistics.compilations == before
-        self._limits = limit_numbers(opened.limits)
-        self._trace, self._lineage = bool(trace), bool(lineage)
-        self._core = _core.MegaQueueCore(
-            [op.row() for op in self._ops.values()],
-            self._limits,
-            {
-                "workers": self.workers,
-                "slots": self.slots,
-                "retry_limit": limit,
-                "retry_codes": codes,
-                "recorded": self._trace,
-                "lineage": self._lineage,
-                "dedupe": bool(dedupe),
-                "delay_seed": delay_seed,
-                "grace_ns": 1_500_000_000,
-            },
-        )
+        self._limits = place.limits
+        self._trace, self._lineage = recorded, bool(lineage)
+        self._retries = (tuple(codes), limit)
+        try:
+            self._core = _core.MegaQueueCore(
+                [op.row() for op in self._ops.values()],
+                self._limits,
+                {
+                    "workers": self.workers,
+                    "slots": self.slots,
+                    "retry_limit": limit,
+                    "retry_codes": codes,
+                    "recorded": self._trace,
+                    "lineage": self._lineage,
+                    "dedupe": bool(dedupe),
+                    "delay_seed": delay_seed,
+                    "grace_ns": 1_500_000_000,
+                    "device": place.core_options(),
+                },
+            )
+        except RuntimeError as error:  # the driver's words
+            raise DeviceError(f"{where}: {error}") from error
         self._lock = threading.Lock()
         self._batch: list[Buffer] | None = None
         self._pending = 0
-        self._held = _Held()
-        self._period = Period(launches=1)
+        self._held = Held()
+        self._period = Period(launches=place.starts)
         self._is_closed = False
-        self._end = weakref.finalize(self, _shut, self._core, self._held, list(self._ops.values()))
+        self._log = None if self._log_path is None else QueueRecorder(self)
+        kept = [*self._ops.values(), place]
+        self._end = weakref.finalize(self, _shut, self._core, self._held, kept)
 
     # ---------------------------------------------------------------------------------- submitting
 
@@ -213,6 +198,7 @@ class Megakernel:
         *,
         priority: Priority | int | str = Priority.NORMAL,
         wait: bool = True,
+        stream: Any = None,
     ) -> int:
         """Submit one launch; each of its blocks is an item.
 
@@ -223,6 +209,8 @@ class Megakernel:
             params: Scalars, by name or in order.
             priority: "critical", "high", "normal", "low" or "idle". Default "normal".
             wait: Whether to wait for room where slots or memory_budget are used up. Default True.
+            stream: On a GPU, the stream whose work so far it comes after: that is waited for here.
+                Default None: torch's current one.
 
         Returns:
             The number of the submission.
@@ -234,9 +222,10 @@ class Megakernel:
         self._begin("submit")
         try:
             known, where = self._op(op)
-            level = _priority(where, priority)
+            level = priority_of(where, priority)
             given = known.place(where, reads, writes, params)
             columns, held = known.columns(where, given, None)
+            self._follow(where, stream)
             number = self._append(known, where, 1, columns, held, level, given)
             if self._batch is None:
                 number = self._publish(where, held, wait=wait)
@@ -254,6 +243,7 @@ class Megakernel:
         count: int | None = None,
         priority: Any = Priority.NORMAL,
         wait: bool = True,
+        stream: Any = None,
     ) -> range:
         """Submit many launches of one op at once: all of them, or none.
 
@@ -266,6 +256,7 @@ class Megakernel:
             count: How many. Default None: as many as the first column has.
             priority: One for all, or an array of numbers from 0, critical, to 4, idle.
             wait: As of `submit`.
+            stream: As of `submit`.
 
         Returns:
             The numbers of the submissions.
@@ -280,11 +271,12 @@ class Megakernel:
             if count is None:
                 total = known.count_of(where, given)
             else:
-                total = _count(where, "count", count, MAX_SLOTS, least=0)
-            level = _priorities(where, priority, total)
+                total = count_of(where, "count", count, MAX_SLOTS, least=0)
+            level = priorities_of(where, priority, total)
             columns, held = known.columns(where, given, total)
             if not total:
                 return range(self._core.next, self._core.next)
+            self._follow(where, stream)
             number = self._append(known, where, total, columns, held, level, given)
             if self._batch is None:
                 number = self._publish(where, held, wait=wait)
@@ -336,7 +328,7 @@ class Megakernel:
             DeviceHung: An item has not returned 1.5 s after the time was up. The engine is dead.
         """
         with self._using("drain", stopped=True):
-            seconds = _seconds(f"{self._where}, max_wall_time", max_wall_time)
+            seconds = seconds_of(f"{self._where}, max_wall_time", max_wall_time)
             named = self._outputs(outputs)
             ended = "stopped" if self._core.state == "stopped" else self._core.drain(seconds)
             return self._report(ended, named)
@@ -361,10 +353,12 @@ class Megakernel:
                 raise refusal(
                     "MK513", self._where, f"expected a number below {self._core.next}, got {found}"
                 )
-            seconds = _seconds(f"{self._where}, timeout", timeout)
+            seconds = seconds_of(f"{self._where}, timeout", timeout)
             if self._core.wait(found, seconds) == "hung":
                 raise self._hung()
             self._release()
+            if self._log is not None:
+                self._log.settle()
             return _STATES[self._core.state_of(found)]
 
     def stop(self) -> None:
@@ -419,7 +413,11 @@ class Megakernel:
             return
         self._is_closed = True
         was_dead = self._core.state == "dead"
-        if self._end.alive and self._end() == "hung" and not was_dead:
+        ended = self._end() if self._end.alive else ""
+        if self._log is not None and self._log_path is not None and ended != "foreign":
+            self._log.finish("hung" if was_dead else str(ended))
+            self._log.save(self._log_path)
+        if ended == "hung" and not was_dead:
             raise self._hung()
 
     # ------------------------------------------------------------------------------------ the rest
@@ -437,7 +435,10 @@ class Megakernel:
     @property
     def open(self) -> int:
         """Submissions that are not finished."""
-        return self._core.open
+        found = self._core.open
+        if not found and self._log is not None:
+            self._log.settle_if_idle()
+        return found
 
     def __enter__(self) -> Megakernel:
         return self
@@ -451,7 +452,8 @@ class Megakernel:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Megakernel {self.name} on CPU, {self.workers} workers, {self.state}>"
+        place = f"on {self._place.name}, {self.workers} workers"
+        return f"<Megakernel {self.name} {place}, {self.state}>"
 
     # ---------------------------------------------------------------------------------- the inside
 
@@ -498,6 +500,12 @@ class Megakernel:
             raise refusal("MK502", self._where, f"expected one of {known}, got {name!r:.80}")
         return found, f"{self._where}, op {name}"
 
+    def _follow(self, where: str, stream: Any) -> None:
+        """Wait for what a stream was given before: workers are in no stream."""
+        handle = self._place.stream_of(where, stream)
+        if handle is not None:
+            self._core.follow(handle)
+
     def _append(
         self,
         op: QueueOp,
@@ -523,6 +531,8 @@ class Megakernel:
                 self._core.discard()
             place = f"{where}, submission {refused[1]} of {count}" if count > 1 else where
             raise refusal("MK507", place, column_text(op.kernel, refused, values, self._limits))
+        if self._log is not None:
+            self._log.append(op, count, columns, held, priority)
         number = self._core.next + self._pending
         if self._batch is not None:
             self._batch += held
@@ -534,17 +544,21 @@ class Megakernel:
         self._pending = 0
         try:
             self._make_room(where, held, wait=wait)
+            if self._log is not None:
+                self._log.begin_batch()
         except BaseException:
             self._core.discard()
             raise
         if not self._period.published_ns:
             self._period.published_ns = _core.monotonic_ns()
-        refused, first, jobs, items, finished = self._core.publish(_FOREVER if wait else 0.0)
+        refused, first, jobs, items, finished = self._core.publish(FOREVER if wait else 0.0)
         for batch in finished:
             self._held.release(batch)
         if refused:
             self._refuse(where, refused, jobs, items)
         self._held.hold(first, held)
+        if self._log is not None:
+            self._log.published(first)
         self._period.peak_bytes = max(self._period.peak_bytes, self._held.nbytes)
         return first
 
@@ -564,6 +578,8 @@ class Megakernel:
             if self._core.state == "dead":
                 raise self._hung()
             raise refusal("MK505", where, "it was stopped; make another Megakernel")
+        if self._core.failure:
+            raise failed_error(where, self._core.failure)
         raise refusal(
             "MK512", where, f"{refused}: {self._core.problem or 'a bug'}; make another Megakernel"
         )
@@ -591,7 +607,7 @@ class Megakernel:
                     f"{needed} bytes are needed of {self.memory_budget}, and unfinished "
                     "submissions hold some; drain first, or wait=True",
                 )
-            if self._core.wait(min(self._held.batches), _FOREVER) == "hung":
+            if self._core.wait(min(self._held.batches), FOREVER) == "hung":
                 raise self._hung()
             held_before = len(self._held.batches)
             self._release()
@@ -622,15 +638,19 @@ class Megakernel:
             raise self._hung()
         core.collect()
         is_empty = not core.open
+        if self._log is not None:
+            self._log.end_period() if is_empty else self._log.settle()
         writers = None
         if outputs is not None and is_empty:
             writers = {
                 name: core.last_writers(each.address, each.address + each.nbytes)
                 for name, each in outputs.items()
             }
+        traffic = core.traffic()
         made = queue_report(
             core,
             name=self.name,
+            device=self._place.name,
             ops=tuple(self._ops),
             period=period,
             now_ns=now_ns,
@@ -639,13 +659,13 @@ class Megakernel:
             trace=self._trace,
             outputs=writers,
             telemetry={
-                "bytes_uploaded": 0,
-                "bytes_read_back": 0,
-                "kernel_launches": period.launches,
-                "sync_points": core.totals()["waits"],
-                "readback_buffers": 0,
+                "bytes_uploaded": traffic["uploaded_bytes"],
+                "bytes_read_back": traffic["read_back_bytes"],
+                "kernel_launches": period.launches + traffic["launches"],
+                "sync_points": core.totals()["waits"] + traffic["syncs"],
+                "readback_buffers": traffic["reads"],
                 "compiled_cache_hit": self._is_warm,
-                "execution_mode": "threads",
+                "execution_mode": self._place.execution_mode,
                 "capacity": self.slots,
                 "peak_memory_bytes": core.tables_bytes + period.peak_bytes,
                 "memory_budget_bytes": self.memory_budget,
@@ -659,83 +679,18 @@ class Megakernel:
         return made
 
     def _hung(self) -> Exception:
-        _kept_for_ever.append((self._core, self._held, self._ops))
-        return hung_error(self._where, self._core.hung(), tuple(self._ops))
+        _kept_for_ever.append((self._core, self._held, self._ops, self._place))
+        if self._core.failure:
+            return failed_error(self._where, self._core.failure)
+        hung, after = self._core.hung(), self._place.after_a_hang
+        return hung_error(self._where, hung, tuple(self._ops), after)
 
 
-def _shut(core: _core.MegaQueueCore, held: _Held, ops: list[QueueOp]) -> str:
+def _shut(core: _core.MegaQueueCore, held: Held, kept: list[object]) -> str:
     """End the workers before the memory that they work on goes."""
     if core.state == "foreign":
         return "foreign"
     ended = core.close()
     if ended == "hung":
-        _kept_for_ever.append((core, held, ops))
+        _kept_for_ever.append((core, held, kept))
     return ended
-
-
-def _named_kernels(where: str, ops: Any) -> dict[str, Kernel]:
-    if isinstance(ops, Mapping):
-        pairs = list(ops.items())
-    elif isinstance(ops, Sequence) and not isinstance(ops, str):
-        pairs = [(getattr(each, "name", repr(each)[:80]), each) for each in ops]
-    else:
-        raise refusal("MK511", f"{where}, ops", f"expected kernels, got {ops!r:.80}")
-    if not pairs:
-        raise refusal("MK511", f"{where}, ops", "expected a kernel at least, got none")
-    found: dict[str, Kernel] = {}
-    for name, kernel in pairs:
-        if not isinstance(name, str) or not name or name in found:
-            raise refusal(
-                "MK511",
-                f"{where}, ops",
-                f"expected a name of its own for each, got {name!r:.80}; pass kernels by name",
-            )
-        found[name] = check_kernel(name, kernel)
-    return found
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not name:
-        raise refusal("MK511", "name of a megakernel", f"expected text, got {name!r:.80}")
-    return name
-
-
-def _count(where: str, name: str, value: Any, most: int, *, least: int = 1) -> int:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
-        raise refusal("MK511", f"{where}, {name}", f"expected {least} to {most}, got {value!r:.80}")
-    return number
-
-
-def _seconds(where: str, value: Any) -> float:
-    if value is None:
-        return _FOREVER
-    is_number = isinstance(value, int | float | np.integer | np.floating)
-    if not is_number or isinstance(value, bool) or not 0 < value < math.inf:
-        raise refusal("MK508", where, f"expected seconds above 0, got {value!r:.80}")
-    return float(value)
-
-
-def _priority(where: str, value: Any) -> int:
-    if isinstance(value, str):
-        found = Priority.__members__.get(value.upper())
-        if found is not None:
-            return int(found)
-    elif isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value <= 4:
-        return int(value)
-    names = ", ".join(each.lower() for each in Priority.__members__)
-    raise refusal("MK509", where, f"expected {names}, or 0 to 4, got {value!r:.80}")
-
-
-def _priorities(where: str, value: Any, count: int) -> Any:
-    if np.ndim(value) == 0:
-        return _priority(where, value)
-    array = np.asarray(value)
-    if array.shape != (count,) or array.dtype.kind not in "iu" or ((array < 0) | (array > 4)).any():
-        raise refusal("MK509", where, f"expected {count} numbers from 0 to 4, got {value!r:.80}")
-    return np.ascontiguousarray(array, np.uint32)

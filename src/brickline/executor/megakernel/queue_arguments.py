@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,28 @@ from brickline.symbolic import Expr
 IN_ORDER, PURE = 1, 2
 """MEGA_IN_ORDER, MEGA_PURE."""
 _CPU = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Which memory the workers of a queue work on."""
+
+    kind: int = _CPU
+    number: int = 0
+
+    def problem_of(self, buffer: Buffer) -> str:
+        """Say why they cannot work on a buffer; nothing where they can."""
+        if buffer.kind == self.kind and (self.kind == _CPU or buffer.number == self.number):
+            return ""
+        if self.kind == _CPU:
+            return f"expected memory of the host, got {buffer!r}; copy it"
+        return (
+            f"expected memory of CUDA:{self.number}, got {buffer!r}; copy it, with "
+            f"tensor.to('cuda:{self.number}') or open_device('CUDA:{self.number}').from_numpy"
+        )
+
+
+HOST = Memory()
 
 
 def check_kernel(name: str, kernel: Any) -> Kernel:
@@ -64,9 +87,10 @@ class QueueOp:
         number: Its place among the ops.
         name: What submissions call it.
         cached: Its kernel, compiled.
+        memory: Where its arguments are. Default the host.
     """
 
-    def __init__(self, number: int, name: str, cached: CachedKernel) -> None:
+    def __init__(self, number: int, name: str, cached: CachedKernel, memory: Memory = HOST) -> None:
         assert cached.kernel is not None
         self.number = number
         self.name = name
@@ -78,7 +102,7 @@ class QueueOp:
             _Kind("writes", [each for each in params if each.access.writes], (), cached),
             _Kind("params", scalars, (), cached),
         )
-        self._rules = [_Rule(each) for each in self.kernel.signature]
+        self._rules = [_Rule(each, memory) for each in self.kernel.signature]
 
     def row(self) -> tuple[Any, ...]:
         """Return the op as the core takes it."""
@@ -205,8 +229,9 @@ class _Kind:
 class _Rule:
     """What one argument must be; found once, because every submission asks."""
 
-    def __init__(self, declared: Param | Scalar) -> None:
+    def __init__(self, declared: Param | Scalar, memory: Memory) -> None:
         self.name = declared.name
+        self.memory = memory
         self.dtype = declared.dtype
         self.is_buffer = isinstance(declared, Param)
         self.is_float = isinstance(declared, Scalar) and declared.variable is None
@@ -224,9 +249,9 @@ class _Rule:
             buffer = value if type(value) is Buffer else as_buffer(value)
         except LaunchError as error:
             raise refusal("MK507", f"{where}, {self.name}", str(error)) from error
-        problem = ""
-        if buffer.kind != _CPU:
-            problem = f"expected memory of the host, got {buffer!r}; copy it"
+        problem = self.memory.problem_of(buffer)
+        if problem:
+            pass
         elif buffer.dtype_code != self.code:
             problem = f"expected {self.dtype}, got {buffer.dtype}"
         elif self.is_written and buffer.is_read_only:

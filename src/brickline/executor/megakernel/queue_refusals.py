@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brickline.errors import DeviceHung, QueueError
+from brickline.errors import DeviceError, DeviceHung, QueueError
 from brickline.kernel import Kernel
 from brickline.plan_launches import SIZES
 
@@ -88,16 +88,32 @@ def column_text(
     return f"{declared.name}: {texts[why]}"
 
 
-def hung_error(name: str, hung: Sequence[tuple[Any, ...]], ops: Sequence[str]) -> DeviceHung:
+def failed_error(name: str, failure: str) -> DeviceError:
+    """Return the error of an engine whose device failed.
+
+    Args:
+        name: The queue.
+        failure: The driver's words.
+    """
+    return DeviceError(
+        f"{name}: {failure}. What ran is lost, and the engine is dead; where an op read or wrote "
+        "outside of its memory, the CUDA context is, too: end the process"
+    )
+
+
+def hung_error(
+    name: str, hung: Sequence[tuple[Any, ...]], ops: Sequence[str], after: str
+) -> DeviceHung:
     """Return the error of an engine whose items never returned.
 
     Args:
         name: The queue.
         hung: What the core found of each worker that does not come back.
         ops: Names of the ops.
+        after: What survives it, and what to do.
     """
     if not hung:  # it came back when it was too late
-        return DeviceHung(f"{name}: a worker did not leave in time; make another Megakernel")
+        return DeviceHung(f"{name}: a worker did not leave in time; {after}")
     words = []
     for worker, submission, block, op, since_ns, waiter, waiters in hung:
         said = (
@@ -110,9 +126,7 @@ def hung_error(name: str, hung: Sequence[tuple[Any, ...]], ops: Sequence[str]) -
         words.append(said)
     worker, submission, block, _, _, waiter, _ = hung[0]
     return DeviceHung(
-        f"{name}: {'; '.join(words)}. A thread cannot be ended from outside: the engine is dead, "
-        "and the memory of its submissions is kept. Look for the loop in the op, and make another "
-        "Megakernel",
+        f"{name}: {'; '.join(words)}; {after}",
         submission,
         block,
         worker,

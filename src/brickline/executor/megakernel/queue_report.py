@@ -54,6 +54,7 @@ def queue_report(
     core: _core.MegaQueueCore,
     *,
     name: str,
+    device: str,
     ops: Sequence[str],
     period: Period,
     now_ns: int,
@@ -68,6 +69,7 @@ def queue_report(
     Args:
         core: The queue; its workers have left, or nothing is open.
         name: What it is called.
+        device: Where its workers are.
         ops: Names of the ops.
         period: What the host measured.
         now_ns: The end.
@@ -94,7 +96,7 @@ def queue_report(
     waits = _reasons(core.waits()) if lineage else None
     return MegakernelReport.of_queue(
         name=name,
-        device="CPU",
+        device=device,
         ops=ops,
         tasks=_tasks(rows),
         workers=_workers(core.workers(), first, wall_ns, ended, len(rows)),
@@ -109,7 +111,7 @@ def queue_report(
         telemetry=telemetry,
         queue_plan_ns=totals["plan_ns"] + period.append_ns,
         queue_publish_ns=totals["publish_ns"],
-        backend_dispatch_ns=now_ns - period.published_ns if period.published_ns else 0,
+        backend_dispatch_ns=now_ns - period.published_ns if period.published_ns else None,
         published_items=totals["published"],
         deduped_items=totals["deduped"],
         items_faulted=totals["faulted"],

@@ -12,23 +12,44 @@ from brickline.kernel import Kernel
 from brickline.kernel_source import argument_type, exact_types, in_namespace
 
 ENTRY = "run_megakernel"
-HELPERS = 64
-"""Threads of a worker that execute no items: one warp controls, one produces."""
+HELPERS = 96
+"""Threads of a worker that execute no items: one warp each for lists, waits and rows."""
 
 
 def megakernel_source(kernels: Sequence[Kernel], consumers: int) -> str:
-    """Return what NVRTC is given.
+    """Return what NVRTC is given for a plan.
 
     Args:
         kernels: The ops, all written against Block.
         consumers: Threads of a worker that execute items, a multiple of 32.
     """
+    threads = consumers + HELPERS
+    return _unit(
+        "megakernel_cuda", kernels, "mega", "MegaLaunch", threads, f"work<{consumers}, Ops>"
+    )
+
+
+def queue_source(kernels: Sequence[Kernel], threads: int) -> str:
+    """Return what NVRTC is given for a queue.
+
+    Args:
+        kernels: The ops, all written against Block.
+        threads: Of a worker, a multiple of 32.
+    """
+    return _unit(
+        "megakernel_queue_cuda", kernels, "mega_queue", "MegaQueueLaunch", threads, "serve<Ops>"
+    )
+
+
+def _unit(
+    header: str, kernels: Sequence[Kernel], engine: str, launch: str, threads: int, call: str
+) -> str:
     sources = "".join(
         in_namespace(kernel, f"user_{number}") for number, kernel in enumerate(kernels)
     )
-    cases = "\n".join(_case(kernel, number) for number, kernel in enumerate(kernels))
+    cases = "\n".join(_case(kernel, number, engine) for number, kernel in enumerate(kernels))
     return f"""\
-#include "brickline/megakernel_cuda.h"
+#include "brickline/{header}.h"
 {sources}
 namespace brickline {{
 
@@ -40,18 +61,18 @@ struct Ops {{
     }}
 }};
 
-extern "C" __global__ void __launch_bounds__({consumers + HELPERS}, 1)
-{ENTRY}(const __grid_constant__ MegaLaunch launch) {{
-    mega::work<{consumers}, Ops>(launch);
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+{ENTRY}(const __grid_constant__ {launch} launch) {{
+    {engine}::{call}(launch);
 }}
 
 }}  // namespace brickline
 """
 
 
-def _case(kernel: Kernel, number: int) -> str:
+def _case(kernel: Kernel, number: int, engine: str) -> str:
     given = ", ".join(
-        f"mega::argument<{argument_type(each)}>(words[{place}])"
+        f"{engine}::argument<{argument_type(each)}>(words[{place}])"
         for place, each in enumerate(kernel.signature)
     )
     passed = ", ".join(["block", given]) if given else "block"

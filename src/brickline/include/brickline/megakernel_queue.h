@@ -20,10 +20,12 @@
 // only overwrites it is not.
 //
 // Rings hold as many entries as there are slots, and a slot is in one ring at most: a push always finds
-// room. No step waits for another worker: one that finds nothing says so.
+// room. No step waits for another worker: one that finds nothing says so. A priority may have several
+// rings, among which slots are divided, so that many workers do not all want the head of one.
 //
 // `M` is platform::Atomics, or what explores all orders of its steps. One publisher: it alone publishes,
-// commits and recycles. Knows nothing of clocks, threads and ops.
+// commits and recycles; on a device that is the intake (megakernel_intake.h), which admits, too. Knows
+// nothing of clocks, threads and ops.
 
 #pragma once
 
@@ -35,6 +37,7 @@ inline constexpr uint32_t MEGA_NOTHING = 0xffffffff;  // no slot, no submission,
 inline constexpr uint32_t MEGA_CLOSED = 0xfffffffe;   // a list of dependents that takes no more
 inline constexpr uint32_t MEGA_PRIORITIES = 5;        // 0 is the most urgent
 inline constexpr uint32_t MEGA_OLDEST_EVERY = 8;      // of so many picks one takes the oldest item
+inline constexpr uint32_t MEGA_MAX_RING_BITS = 3;     // of a priority at most 8 rings
 inline constexpr uint32_t MEGA_ADMITTED_AT_ONCE = 64; // submissions, then a worker looks whether to leave
 inline constexpr uint32_t MEGA_MAX_SLOTS_OF_QUEUE = 1u << 24;
 
@@ -68,8 +71,13 @@ enum MegaFaultCode : uint32_t {
     MEGA_FAULT_CANCELLED = 10,  // its queue was cleared
 };
 
-// Whether workers go on; any other value makes them leave between two items.
-enum class MegaQueueMode : uint32_t { Running = 0, Expired = 1, Stopped = 2 };
+// Whether workers go on; any other value than the first makes them leave between two items.
+enum class MegaQueueMode : uint32_t {
+    Running = 0,
+    Expired = 1,
+    Stopped = 2,
+    Resting = 3,  // nothing is open; on a device, which they keep from others
+};
 
 enum MegaSubmissionFlag : uint32_t {
     MEGA_IN_ORDER = 1,  // one item after the other: they add to the same memory
@@ -130,7 +138,8 @@ struct MegaRing {
 
 struct alignas(64) MegaControl {
     uint32_t mode;        // MegaQueueMode
-    uint32_t padding[15];
+    uint32_t left;        // workers of a device that have left
+    uint32_t padding[14];
     uint32_t open;        // submissions that are committed and not finished
     uint32_t more_padding[15];
     uint32_t violations;  // steps that found a state which they must not find; 0 in a sound queue
@@ -148,11 +157,17 @@ struct MegaQueue {
     uint32_t* finished;       // of each worker, a list of submissions; MEGA_FINISHED_STEP words apart. After
                               // it, how many items it has skipped and put back since it was made
     MegaRing inbox;           // first submissions of batches that are committed
-    MegaRing ready[MEGA_PRIORITIES];
+    MegaRing ready[MEGA_PRIORITIES << MEGA_MAX_RING_BITS];  // of a priority 1 << ring_bits, one after the other
     uint32_t slots_count, submissions_count, edges_count, workers;
+    uint32_t ring_bits;
 };
 inline constexpr uint32_t MEGA_FINISHED_STEP = 16;
 inline constexpr uint32_t MEGA_SKIPPED_WORD = 1, MEGA_REQUEUED_WORD = 2;
+
+BRICKLINE_INLINE uint32_t mega_rings(const MegaQueue& queue) { return MEGA_PRIORITIES << queue.ring_bits; }
+BRICKLINE_INLINE const MegaRing& mega_ring_of(const MegaQueue& queue, uint32_t level, uint32_t slot) {
+    return queue.ready[level << queue.ring_bits | (slot & ((1u << queue.ring_bits) - 1))];
+}
 
 BRICKLINE_INLINE MegaItem mega_state(uint32_t word) { return static_cast<MegaItem>(word & 0xff); }
 BRICKLINE_INLINE uint32_t mega_attempts(uint32_t word) { return word >> 8; }
@@ -175,6 +190,16 @@ BRICKLINE_INLINE bool mega_push(const MegaRing& ring, uint32_t value, uint32_t o
         M::store(&cell.turn, at + 1);
         return true;
     }
+}
+
+// Into a ring that always has room, in one step.
+template <class M>
+BRICKLINE_INLINE void mega_put(const MegaRing& ring, uint32_t value, uint32_t order) {
+    const uint32_t at = M::add(ring.tail, 1);
+    MegaCell& cell = ring.cells[at & ring.mask];
+    M::poke(&cell.value, value);
+    M::poke(&cell.order, order);
+    M::store(&cell.turn, at + 1);
 }
 
 // MEGA_NOTHING where nothing is there yet. The cell is read before it is taken: what a writer of the next
@@ -219,7 +244,7 @@ BRICKLINE_INLINE bool mega_publish_item(const MegaQueue& queue, uint32_t slot, u
     M::poke(&item.block, block);
     M::poke(&item.next, next);
     M::poke(&item.code, 0);
-    M::store(&item.state, mega_word(MegaItem::Published, 0));
+    M::poke(&item.state, mega_word(MegaItem::Published, 0));  // seen by nobody before it is committed
     return true;
 }
 
@@ -235,7 +260,7 @@ BRICKLINE_INLINE void mega_begin(const MegaQueue& queue, uint32_t submission, ui
     M::poke(&each.first_slot, first_slot);
     M::poke(&each.order, order);
     M::poke(&each.priority, priority);
-    M::store(&each.pending, waits + 1);
+    M::poke(&each.pending, waits + 1);
 }
 
 // The submission waits for `producer`, unless that has finished. Whether the edge is in use.
@@ -282,7 +307,7 @@ BRICKLINE_INLINE bool mega_recycle(const MegaQueue& queue, uint32_t slot) {
         mega_violation<M>(queue, slot, word);
         return false;
     }
-    M::store(&queue.slots[slot].state, mega_word(MegaItem::Empty, 0));
+    M::poke(&queue.slots[slot].state, mega_word(MegaItem::Empty, 0));  // the publisher alone looks at it
     return true;
 }
 
@@ -322,21 +347,67 @@ public:
         } while (is_cut);
         const uint32_t slot = take();
         if (slot == MEGA_NOTHING) return is_admitted ? MegaRound::Admitted : MegaRound::Idle;
-        MegaSlot& item = m_queue->slots[slot];
-        const uint32_t word = M::load(&item.state);
-        if (!mega_is_legal(mega_state(word), MegaItem::Claimed) ||
-            !M::replace(&item.state, word, mega_word(MegaItem::Claimed, mega_attempts(word)))) {
-            mega_violation<M>(*m_queue, slot, word);
-            return MegaRound::Admitted;
-        }
+        const uint32_t attempts = claim(slot);
+        if (attempts == MEGA_NOTHING) return MegaRound::Admitted;
         prepare();
-        const uint32_t code = execute(slot, item);
-        finish(slot, mega_attempts(word), code, code != 0 && is_retried(code));
+        const uint32_t code = execute(slot, m_queue->slots[slot]);
+        finish(slot, attempts, code, code != 0 && is_retried(code));
         return MegaRound::Executed;
+    }
+
+    // Goes on where another worker of its number has left.
+    BRICKLINE_INLINE void resume() {
+        m_skipped = M::peek(own_words() + MEGA_SKIPPED_WORD);
+        m_requeued = M::peek(own_words() + MEGA_REQUEUED_WORD);
     }
 
     // Of the last round.
     BRICKLINE_INLINE MegaOpen open() const { return m_open; }
+
+    // The steps of a round, for those who put it together themselves.
+    //
+    // Makes an item that was popped this worker's own. Attempts that failed, or MEGA_NOTHING: it is
+    // not to be executed.
+    BRICKLINE_INLINE uint32_t claim(uint32_t slot) {
+        MegaSlot& item = m_queue->slots[slot];
+        const uint32_t word = M::load(&item.state);
+        if (mega_is_legal(mega_state(word), MegaItem::Claimed) &&
+            M::replace(&item.state, word, mega_word(MegaItem::Claimed, mega_attempts(word))))
+            return mega_attempts(word);
+        mega_violation<M>(*m_queue, slot, word);
+        return MEGA_NOTHING;
+    }
+
+    // After `attempts` that failed another one ended with `code`, 0 where all is well.
+    BRICKLINE_INLINE void finish(uint32_t slot, uint32_t attempts, uint32_t code, bool is_retried) {
+        MegaSlot& item = m_queue->slots[slot];
+        const uint32_t number = M::peek(&item.submission);
+        MegaSubmission& submission = m_queue->submissions[number];
+        if (code != 0 && is_retried && attempts < m_retry_limit) {
+            M::poke(own_words() + MEGA_REQUEUED_WORD, ++m_requeued);
+            M::store(&item.state, mega_word(MegaItem::Requeued, attempts + 1));
+            push_item(slot, submission);
+            return;
+        }
+        const uint32_t next = M::peek(&item.next);
+        if (code != 0) {
+            M::poke(&item.code, code);
+            M::poke(&submission.outcome, code);
+        }
+        M::store(&item.state, mega_word(code != 0 ? MegaItem::Faulted : MegaItem::Done, attempts));
+        if ((submission.flags & MEGA_IN_ORDER) && next != MEGA_NOTHING) push_item(next, submission);
+        // Who is not the last touches nothing of the submission from here on.
+        if (M::add(&submission.remaining, ~0u) == 1) complete(number);
+    }
+
+    // Admits one submission: nothing is pushed where it waits for others still.
+    BRICKLINE_INLINE void release(uint32_t number) {
+        if (M::add(&m_queue->submissions[number].pending, ~0u) == 1) begin(number);
+    }
+    // It waits for nothing any more.
+    BRICKLINE_INLINE void begin(uint32_t number) {
+        if (start(number)) complete(number);
+    }
 
 private:
     // Makes what was committed ready. Part of a long batch goes back, for whoever is next to admit it;
@@ -363,67 +434,39 @@ private:
     // An item: of the most urgent priority that has any, and now and then the oldest of all.
     BRICKLINE_INLINE uint32_t take() {
         if (++m_picks % MEGA_OLDEST_EVERY == 0) {
-            const uint32_t level = oldest();
-            if (level != MEGA_NOTHING) {
-                const uint32_t slot = mega_pop<M>(m_queue->ready[level]);
+            const uint32_t ring = oldest();
+            if (ring != MEGA_NOTHING) {
+                const uint32_t slot = mega_pop<M>(m_queue->ready[ring]);
                 if (slot != MEGA_NOTHING) return slot;
             }
         }
-        for (uint32_t level = 0; level < MEGA_PRIORITIES; ++level) {
-            const uint32_t slot = mega_pop<M>(m_queue->ready[level]);
+        for (uint32_t ring = 0; ring < mega_rings(*m_queue); ++ring) {
+            const uint32_t slot = mega_pop<M>(m_queue->ready[ring]);
             if (slot != MEGA_NOTHING) return slot;
         }
         --m_picks;
         return MEGA_NOTHING;
     }
 
-    // The priority whose first item was submitted first. What is read may be on its way out already.
+    // The ring whose first item was submitted first. What is read may be on its way out already.
     BRICKLINE_INLINE uint32_t oldest() const {
         uint32_t found = MEGA_NOTHING, found_order = 0;
-        for (uint32_t level = 0; level < MEGA_PRIORITIES; ++level) {
-            const MegaRing& ring = m_queue->ready[level];
+        for (uint32_t number = 0; number < mega_rings(*m_queue); ++number) {
+            const MegaRing& ring = m_queue->ready[number];
             const uint32_t at = M::peek(ring.head);
             const MegaCell& cell = ring.cells[at & ring.mask];
             if (M::load(&cell.turn) != at + 1) continue;
             const uint32_t order = M::peek(&cell.order);
             if (found != MEGA_NOTHING && static_cast<int32_t>(order - found_order) >= 0) continue;
-            found = level;
+            found = number;
             found_order = order;
         }
         return found;
     }
 
-    BRICKLINE_INLINE void finish(uint32_t slot, uint32_t attempts, uint32_t code, bool is_retried) {
-        MegaSlot& item = m_queue->slots[slot];
-        const uint32_t number = M::peek(&item.submission);
-        MegaSubmission& submission = m_queue->submissions[number];
-        if (code != 0 && is_retried && attempts < m_retry_limit) {
-            M::poke(own_words() + MEGA_REQUEUED_WORD, ++m_requeued);
-            M::store(&item.state, mega_word(MegaItem::Requeued, attempts + 1));
-            push_item(slot, submission);
-            return;
-        }
-        const uint32_t next = M::peek(&item.next);
-        if (code != 0) {
-            M::poke(&item.code, code);
-            M::poke(&submission.outcome, code);
-        }
-        M::store(&item.state, mega_word(code != 0 ? MegaItem::Faulted : MegaItem::Done, attempts));
-        if ((submission.flags & MEGA_IN_ORDER) && next != MEGA_NOTHING) push_item(next, submission);
-        // Who is not the last touches nothing of the submission from here on.
-        if (M::add(&submission.remaining, ~0u) == 1) complete(number);
-    }
-
     BRICKLINE_INLINE void push_item(uint32_t slot, const MegaSubmission& submission) {
         const uint32_t level = M::peek(&submission.priority);
-        if (!mega_push<M>(m_queue->ready[level], slot, M::peek(&submission.order)))
-            mega_violation<M>(*m_queue, slot, level);
-    }
-
-    // One thing less to wait for.
-    BRICKLINE_INLINE void release(uint32_t number) {
-        if (M::add(&m_queue->submissions[number].pending, ~0u) != 1) return;
-        if (start(number)) complete(number);
+        mega_put<M>(mega_ring_of(*m_queue, level, slot), slot, M::peek(&submission.order));
     }
 
     // Whether it is over already: nothing of it may run.

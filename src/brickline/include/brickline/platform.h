@@ -142,10 +142,14 @@ BRICKLINE_INLINE void wait_for_others() {
 }
 
 // Waits until `lanes` threads have reached the named barrier; memory written before is visible
-// after. Barrier 0 is the one of the whole CUDA block. Hardware counts whole warps.
+// after. Barrier 0 is the one of the whole CUDA block, PART_OF_WARP that of fewer lanes than a warp has.
+// Hardware counts whole warps.
+inline constexpr uint32_t PART_OF_WARP = 16;
 BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
     if (barrier == 0) {
         __syncthreads();
+    } else if (barrier == PART_OF_WARP) {
+        __syncwarp((1u << lanes) - 1);
     } else {
         asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"((lanes + 31) / 32 * 32) : "memory");
     }
@@ -159,21 +163,6 @@ BRICKLINE_INLINE bool is_phase_over(uint64_t* barrier, uint32_t phase) {
     uint32_t is_over;
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(is_over)
-        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
-        : "memory");
-    return is_over;
-#else
-    return true;
-#endif
-}
-// The same without giving up the thread's turn: to be the first who sees it.
-BRICKLINE_INLINE bool is_phase_over_now(uint64_t* barrier, uint32_t phase) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t is_over;
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(is_over)
         : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)

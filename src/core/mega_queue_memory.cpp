@@ -1,4 +1,4 @@
-// The workers of a MegaQueueEngine.
+// The tables of a queue on threads of the host, and the life of its workers.
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -46,7 +46,7 @@ uint32_t power_of_two(uint32_t least) { return std::bit_ceil(std::max(least, 2u)
 // --------------------------------------------------------------------------------------------- sleeping
 
 void MegaBell::wait(uint32_t seen, uint64_t until_ns) {
-    const bool is_forever = until_ns == MegaQueueEngine::FOREVER;
+    const bool is_forever = until_ns == MEGA_FOREVER;
     timespec until;
     until.tv_sec = time_t(until_ns / 1000000000);
     until.tv_nsec = long(until_ns % 1000000000);
@@ -69,7 +69,7 @@ void MegaBell::ring_all() {
 
 // ---------------------------------------------------------------------------------------------- tables
 
-MegaQueueEngine::Memory::Memory(const MegaQueueOptions& given, std::vector<MegaQueueOp> functions)
+MegaThreadMemory::MegaThreadMemory(const MegaQueueOptions& given, std::vector<MegaQueueOp> functions)
     : options(given), ops(std::move(functions)), ns_per_tick(measure_ns_per_tick(clock)) {
     for (const MegaQueueOp& op : ops) stride = std::max(stride, op.arguments);
     const uint32_t ring_cells = power_of_two(options.slots);
@@ -88,7 +88,7 @@ MegaQueueEngine::Memory::Memory(const MegaQueueOptions& given, std::vector<MegaQ
     reset_tables();
 }
 
-void MegaQueueEngine::Memory::reset_tables() {
+void MegaThreadMemory::reset_tables() {
     const uint32_t mode = control.mode;
     control = {};
     control.mode = mode;
@@ -120,25 +120,25 @@ void MegaQueueEngine::Memory::reset_tables() {
     queue.workers = options.workers;
 }
 
-void MegaQueueEngine::Memory::grow_edges(uint32_t count) {
+void MegaThreadMemory::grow_edges(uint32_t count) {
     edges.resize(count);
     queue.edges = edges.data();
     queue.edges_count = count;
 }
 
-bool MegaQueueEngine::Memory::has_work() const {
+bool MegaThreadMemory::has_work() const {
     if (__atomic_load_n(&control.mode, __ATOMIC_SEQ_CST) != uint32_t(MegaQueueMode::Running)) return true;
     if (has_any(queue.inbox)) return true;
-    for (const MegaRing& ring : queue.ready) {
-        if (has_any(ring)) return true;
+    for (uint32_t ring = 0; ring < mega_rings(queue); ++ring) {
+        if (has_any(queue.ready[ring])) return true;
     }
     return false;
 }
 
 // --------------------------------------------------------------------------------------------- working
 
-struct MegaQueueEngine::Memory::Turn {
-    Turn(const Memory& memory, uint32_t own_number)
+struct MegaThreadMemory::Turn {
+    Turn(const MegaThreadMemory& memory, uint32_t own_number)
         : worker(memory.queue, own_number, memory.options.retry_limit), pointers(memory.stride), number(own_number),
           random(uint32_t(memory.options.delay_seed * 7919 + own_number + 1)), dawdles(memory.options.delay_seed != 0) {
         launch.lanes[1] = launch.lanes[2] = 1;
@@ -161,15 +161,15 @@ struct MegaQueueEngine::Memory::Turn {
     }
 };
 
-void MegaQueueEngine::Memory::work(std::shared_ptr<Memory> memory, uint32_t number) {
+void MegaThreadMemory::work(std::shared_ptr<MegaThreadMemory> memory, uint32_t number) {
     char name[16];
     std::snprintf(name, sizeof name, "brickline-q%u", number);
     ::pthread_setname_np(::pthread_self(), name);
-    Memory& self = *memory;
+    MegaThreadMemory& self = *memory;
     Turn turn(self, number);
     for (uint32_t run = 0;;) {
         const auto is_told = [&] { return self.runs.load(std::memory_order_seq_cst) != run; };
-        while (!is_told()) self.gate.sleep(is_told, FOREVER);
+        while (!is_told()) self.gate.sleep(is_told, MEGA_FOREVER);
         run = self.runs.load(std::memory_order_acquire);
         if (self.is_closing.load(std::memory_order_acquire)) return;
         self.execute_until_told(number, turn);
@@ -178,7 +178,7 @@ void MegaQueueEngine::Memory::work(std::shared_ptr<Memory> memory, uint32_t numb
     }
 }
 
-void MegaQueueEngine::Memory::execute_until_told(uint32_t number, Turn& turn) {
+void MegaThreadMemory::execute_until_told(uint32_t number, Turn& turn) {
     MegaHand& hand = hands[number];
     turn.now = turn.free_since = clock.now();
     turn.submission = MEGA_NOTHING;  // its place may be another's since
@@ -201,7 +201,7 @@ void MegaQueueEngine::Memory::execute_until_told(uint32_t number, Turn& turn) {
     }
 }
 
-uint32_t MegaQueueEngine::Memory::execute(Turn& turn, MegaHand& hand, uint32_t slot, const MegaSlot& item) {
+uint32_t MegaThreadMemory::execute(Turn& turn, MegaHand& hand, uint32_t slot, const MegaSlot& item) {
     const MegaSubmission& submission = queue.submissions[item.submission];
     if (submission.op >= ops.size() || !ops[submission.op].function) [[unlikely]] return MEGA_FAULT_UNKNOWN_OP;
     brickline_launch& launch = turn.launch;
@@ -245,7 +245,7 @@ uint32_t MegaQueueEngine::Memory::execute(Turn& turn, MegaHand& hand, uint32_t s
 }
 
 // Nothing to do: watches a while, gives way to others, sleeps.
-void MegaQueueEngine::Memory::rest(Turn& turn, MegaHand& hand) {
+void MegaThreadMemory::rest(Turn& turn, MegaHand& hand) {
     const bool is_waiting = __atomic_load_n(&control.open, __ATOMIC_RELAXED) != 0;
     const uint64_t watch = uint64_t(WATCH_NS / ns_per_tick), yield = uint64_t(YIELD_NS / ns_per_tick);
     const uint64_t from = clock.now();
@@ -267,13 +267,13 @@ void MegaQueueEngine::Memory::rest(Turn& turn, MegaHand& hand) {
     if (!is_waiting) turn.free_since = turn.now;
 }
 
-void MegaQueueEngine::Memory::tell_host(MegaOpen open) {
+void MegaThreadMemory::tell_host(MegaOpen open) {
     if (open.before == open.after) return;
     const uint32_t wanted = wake_at.load(std::memory_order_seq_cst);
     if (wanted != MEGA_NOTHING && open.before > wanted && open.after <= wanted) host_bell.ring_all();
 }
 
-bool MegaQueueEngine::Memory::is_retried(uint32_t code) const {
+bool MegaThreadMemory::is_retried(uint32_t code) const {
     const std::vector<uint32_t>& codes = options.retry_codes;
     return std::find(codes.begin(), codes.end(), code) != codes.end();
 }

@@ -1,0 +1,486 @@
+"""What holds for a queue of a megakernel wherever its workers are; the tests of each side run it.
+
+A test file gives the fixture `side`, where the queue's workers and its memory are, and imports the
+tests from here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brickline.errors import QueueError
+from brickline.executor.megakernel.queue import Megakernel
+from brickline.kernel import Kernel, Param, Scalar
+from brickline.megakernel_tables import TaskState, WorkerState
+
+SCALE = Kernel(
+    "scale",
+    """BRICKLINE void scale(Block& block, const float* x, float* y, int64_t n, float by) {
+           int64_t first = block.index() * 64, left = n - first;
+           block.each(left < 64 ? left : 64, [&](int64_t i) { y[first + i] = x[first + i] * by; });
+       }""",
+    [
+        *(Param("x", "f32", "n"), Param("y", "f32", "n", "write")),
+        *(Scalar("n", low=1), Scalar("by", "f32")),
+    ],
+    global_size="ceil_div(n, 64)",
+)
+MIX = Kernel(
+    "mix",
+    """BRICKLINE void mix(Block& block, const float* a, const float* b, float* y, int64_t salt) {
+           block.each(16, [&](int64_t i) { y[i] = a[i] * 0.5f + b[15 - i] * 0.25f + salt; });
+       }""",
+    [
+        *(Param("a", "f32", 16), Param("b", "f32", 16), Param("y", "f32", 16, "write")),
+        Scalar("salt"),
+    ],
+)
+COUNT_UP = Kernel(
+    "count_up",
+    """BRICKLINE void count_up(Block& block, float* total, int64_t blocks) {
+           block.once([&] { block.atomic_add(total, 1.0f / (block.index() + 1)); });
+       }""",
+    [Param("total", "f32", 1, "read-write", accumulate="add"), Scalar("blocks", low=1)],
+    global_size="blocks",
+)
+FAIL = Kernel(
+    "fail",
+    """BRICKLINE void fail(Block& block, int32_t* tries, float* y, int64_t times) {
+           if (tries[block.index()]++ < times) block.fault(20);
+           else y[block.index()] = 7;
+       }""",
+    [
+        *(Param("tries", "i32", 2, "read-write"), Param("y", "f32", 2, "write")),
+        Scalar("times", high=1000),
+    ],
+    global_size=2,
+    pure=False,
+)
+SPIN = Kernel(
+    "spin",
+    """BRICKLINE void spin(Block& block, int32_t* gate, float* y) {
+           volatile int32_t* word = gate;
+           while (!*word) {}
+           y[0] = 1;
+       }""",
+    [Param("gate", "i32", 1, "read-write"), Param("y", "f32", 1, "write")],
+    pure=False,
+)
+SHARED = Kernel(
+    "shared",
+    """BRICKLINE void shared(Block& block, float* y, int64_t k) {
+           float* memory = block.shared<float>(256);
+           block.each(256, [&](int64_t i) { memory[i] = float(i + k); });
+           block.sync();
+           const float sum = block.sum(256, [&](int64_t i) { return memory[i]; });
+           block.once([&] { y[block.index()] = sum; });
+       }""",
+    [Param("y", "f32", 4, "write"), Scalar("k")],
+    global_size=4,
+    shared_bytes=1024,
+)
+WIDE = Kernel.from_json({**SHARED.to_json(), "name": "wide", "local_size": 64})
+SOURCES = [SCALE, MIX, COUNT_UP, FAIL, SPIN, SHARED, WIDE]
+
+
+class Side:
+    """Where the workers of a queue and its memory are: here, threads and the host."""
+
+    device = "CPU"
+    mode = "threads"
+
+    def mega(self, ops: Any = SOURCES, **options: Any) -> Megakernel:
+        """Return a queue of two workers."""
+        return Megakernel(self.device, ops, **{"workers": 2, "slots": 1024, **options})
+
+    def array(self, values: Any) -> Any:
+        """Return memory of the workers with these values."""
+        return values
+
+    def read(self, array: Any) -> Any:
+        """Return what is there."""
+        return np.array(array)
+
+    def fill(self, array: Any, value: float) -> None:
+        """Write to all of it, also while workers run."""
+        array.fill(value)
+
+    def ones(self, *shape: int) -> Any:
+        return self.array(np.ones(shape, np.float32))
+
+    def floats(self, *shape: int) -> Any:
+        return self.array(np.zeros(shape, np.float32))
+
+    def integers(self, *shape: int) -> Any:
+        return self.array(np.zeros(shape, np.int32))
+
+    def spin(self, mega: Megakernel) -> tuple[Any, Any, int]:
+        """Submit an item that is executed until its gate opens, and wait until it is."""
+        gate, y = self.integers(1), self.floats(1)
+        number = mega.submit("spin", writes={"gate": gate, "y": y})
+        until = time.monotonic() + 20
+        while not any(each["inside"] for each in mega._core.workers()):
+            assert time.monotonic() < until
+        return gate, y, number
+
+    def later(self, seconds: float, *gates: Any) -> threading.Timer:
+        """Open gates after a while."""
+        timer = threading.Timer(seconds, lambda: [self.fill(gate, 1) for gate in gates])
+        timer.start()
+        return timer
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+def test_every_block_is_an_item(side: Side) -> None:
+    x, y = np.arange(1000, dtype=np.float32), side.floats(1000)
+    with side.mega() as mega:
+        given = side.array(x)
+        assert mega.submit("scale", {"x": given}, {"y": y}, {"n": 1000, "by": 3.0}) == 0
+        report = mega.drain()
+    np.testing.assert_array_equal(side.read(y), x * 3)
+    assert (report.items_processed, report.items_remaining) == (16, 0)
+    assert report.published_items == 16
+    assert (report.mode, report.device) == ("queue", side.device)
+    assert sum(worker.items for worker in report.workers) == 16
+    assert report.op_work_ns is not None
+    assert report.op_work_ns[0] > 0
+    assert report.telemetry.execution_mode == side.mode
+
+
+def test_a_submission_waits_for_what_it_reads_and_overwrites(side: Side) -> None:
+    x, y, z = side.ones(256), side.floats(256), side.floats(256)
+    with side.mega() as mega:
+        for step in range(50):
+            mega.submit("scale", [x], [y], [256, 1.0 + step])
+            mega.submit("scale", [y], [z], [256, 2.0])
+            mega.submit("scale", [z], [x], [256, 1 / (2.0 * (1 + step))], priority=step % 5)
+        mega.drain()
+    np.testing.assert_allclose(side.read(x), 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("op", ["shared", "wide"])
+def test_shared_memory_and_a_reduction(side: Side, op: str) -> None:
+    ys = [side.floats(4) for _ in range(20)]
+    with side.mega() as mega:
+        for k, y in enumerate(ys):
+            mega.submit(op, writes=[y], params=[k])
+        mega.drain()
+    for k, y in enumerate(ys):
+        np.testing.assert_array_equal(side.read(y), float(sum(range(256)) + 256 * k))
+
+
+def test_items_that_add_to_one_element_do_so_in_order(side: Side) -> None:
+    found = set()
+    with side.mega() as mega:
+        for _ in range(10):
+            total = side.floats(1)
+            mega.submit("count_up", writes={"total": total}, params={"blocks": 300})
+            mega.drain()
+            found.add(side.read(total)[0].item())
+    expected = np.float32(0)
+    for k in range(300):
+        expected = np.float32(expected + np.float32(1.0) / np.float32(k + 1))
+    assert found == {expected.item()}
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_many_submissions_at_once(side: Side, as_list: bool) -> None:
+    values = np.random.default_rng(1).random((500, 64), np.float32)
+    x, y = side.array(values), side.floats(500, 64)
+    by = np.arange(500, dtype=np.float64)
+    rows = (list(x), list(y)) if as_list else (x, y)
+    with side.mega() as mega:
+        numbers = mega.submit_many("scale", {"x": rows[0]}, {"y": rows[1]}, {"n": 64, "by": by})
+        assert numbers == range(500)
+        report = mega.drain()
+    np.testing.assert_array_equal(side.read(y), values * by.astype(np.float32)[:, None])
+    assert report.items_processed == 500
+    assert len(report.tasks) == 500
+
+
+def test_many_blocks_and_many_producers(side: Side) -> None:
+    """200 that write, then 200 that each read all of it, of 8 blocks each."""
+    x, y = side.ones(200, 512), side.floats(200, 512)
+    z, whole = side.floats(200, 512), 200 * 512
+    with side.mega(slots=4096, workers=4) as mega:
+        mega.submit_many("scale", [x], [y], [512, 2.0])
+        mega.drain()
+        mega.submit_many("scale", [y], [x], [512, 3.0])
+        flat = x.reshape(whole)
+        for out in range(2):
+            mega.submit("scale", [flat], [z.reshape(whole)], [whole, 1.0 + out])
+        report = mega.drain()
+    assert report.items_processed == 200 * 8 + 2 * 1600
+    np.testing.assert_array_equal(side.read(z), 12)
+
+
+def test_a_thousand_runs_give_the_same_bits(side: Side) -> None:
+    rng = np.random.default_rng(0)
+    rows = [tuple(int(n) for n in rng.permutation(8)[:3]) for _ in range(24)]
+    start = np.random.default_rng(3).random((8, 16), np.float32)
+    found = set()
+    for seed in range(1, 5):
+        with side.mega([MIX], workers=3, slots=64, delay_seed=seed) as mega:
+            for _ in range(250):
+                memory = side.array(start.copy())
+                with mega.batch():
+                    for k, (a, b, y) in enumerate(rows):
+                        mega.submit("mix", [memory[a], memory[b]], [memory[y]], [k % 3])
+                mega.drain()
+                found.add(side.read(memory).tobytes())
+    assert len(found) == 1
+
+
+def test_it_is_fed_while_it_runs(side: Side) -> None:
+    with side.mega() as mega:
+        gate, y, number = side.spin(mega)
+        outs = side.floats(100, 64)
+        numbers = mega.submit_many("scale", [side.ones(64)], [outs], [64, 2.0])
+        assert mega.wait(numbers[-1], 20) is TaskState.DONE  # beside the one that spins
+        assert mega.wait(number, 0.01) is None
+        side.fill(gate, 1)
+        assert mega.drain().items_processed == 101
+        assert (side.read(outs) == 2).all()
+        assert side.read(y)[0] == 1
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01])
+def test_it_rests_and_goes_on(side: Side, pause: float) -> None:
+    x, y = side.ones(64), side.floats(64)
+    with side.mega() as mega:
+        for turn in range(20):
+            mega.submit("scale", [x], [y], [64, float(turn)])
+            assert mega.drain().items_processed == 1
+            assert side.read(y)[0] == turn
+            time.sleep(pause)
+
+
+# ------------------------------------------------------------------------------------------- dedupe
+
+
+def test_equal_submissions_of_a_batch_are_executed_once(side: Side) -> None:
+    x, y, z = side.ones(64), side.floats(64), side.floats(64)
+    with side.mega() as mega:
+        with mega.batch():
+            numbers = [mega.submit("scale", [x], [y], [64, 2.0]) for _ in range(5)]
+            mega.submit("scale", [y], [z], [64, 2.0])
+        report = mega.drain()
+        assert (report.published_items, report.deduped_items) == (2, 4)
+        assert (report.items_processed, report.items_remaining) == (6, 0)
+        assert report.tasks.alias.tolist() == [-1, 0, 0, 0, 0, -1]
+        assert report.tasks.state is not None
+        assert report.tasks.state[1] == TaskState.DEDUPED
+        assert mega.wait(numbers[4]) is TaskState.DONE
+    assert side.read(z)[0] == 4
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+def test_a_fault_is_reported_and_the_rest_goes_on(side: Side) -> None:
+    tries, y, w, a = side.integers(2), side.floats(2), side.floats(16), side.ones(16)
+    with side.mega() as mega:
+        bad = mega.submit("fail", writes={"tries": tries, "y": y}, params={"times": 9})
+        good = mega.submit("mix", [a, a], [w], [1])
+        assert mega.wait(bad) is TaskState.FAULTED
+        assert mega.wait(good) is TaskState.DONE
+        report = mega.drain()
+    assert [(f.task, f.item, f.code, f.op) for f in report.faults] == [
+        (bad, 0, "20", "fail"),
+        (bad, 1, "20", "fail"),
+    ]
+    assert (report.items_processed, report.items_remaining, report.items_faulted) == (1, 2, 2)
+    assert side.read(w)[0] == 1.75
+
+
+def test_what_reads_a_fault_is_skipped_and_what_overwrites_it_is_not(side: Side) -> None:
+    tries, y, z = side.integers(2), side.floats(2), side.floats(2)
+    two = side.array(np.full(2, 2, np.float32))
+    with side.mega() as mega:
+        bad = mega.submit("fail", writes=[tries, y], params=[9])
+        reader = mega.submit("scale", [y], [z], [2, 1.0])
+        of_reader = mega.submit("scale", [z], [side.floats(2)], [2, 1.0])
+        again = mega.submit("scale", [two], [y], [2, 1.0])
+        after = mega.submit("scale", [y], [z], [2, 3.0])
+        found = [mega.wait(number) for number in (bad, reader, of_reader, again, after)]
+        assert found == [
+            TaskState.FAULTED,
+            TaskState.SKIPPED,
+            TaskState.SKIPPED,
+            TaskState.DONE,
+            TaskState.DONE,
+        ]
+        late = mega.submit("scale", [z], [side.floats(2)], [2, 1.0])
+        assert mega.wait(late) is TaskState.DONE
+        assert mega.drain().items_skipped == 2
+    assert side.read(z).tolist() == [6, 6]
+
+
+def test_a_reader_that_comes_after_the_fault_is_skipped_until_the_report(side: Side) -> None:
+    tries, y, z = side.integers(2), side.floats(2), side.floats(2)
+    with side.mega() as mega:
+        assert mega.wait(mega.submit("fail", writes=[tries, y], params=[9])) is TaskState.FAULTED
+        assert mega.wait(mega.submit("scale", [y], [z], [2, 1.0])) is TaskState.SKIPPED
+        assert mega.drain().items_skipped == 1
+        side.fill(y, 3)  # the caller knows of it now
+        mega.submit("scale", [y], [z], [2, 1.0])
+        assert mega.drain().is_complete
+    assert side.read(z)[0] == 3
+
+
+@pytest.mark.parametrize(("times", "done"), [(3, True), (4, False)])
+def test_an_item_is_tried_again(side: Side, times: int, done: bool) -> None:
+    tries, y = side.integers(2), side.floats(2)
+    with side.mega(retry_codes=[20], retry_limit=3) as mega:
+        mega.submit("fail", writes=[tries, y], params=[times])
+        report = mega.drain()
+    assert report.is_complete == done
+    assert report.items_requeued == 6
+    assert side.read(tries).tolist() == [4, 4]
+    assert [fault.retries for fault in report.faults] == ([] if done else [3, 3])
+
+
+# --------------------------------------------------------------------------------------------- ends
+
+
+def test_a_deadline_leaves_a_true_partial_report(side: Side) -> None:
+    with side.mega() as mega:
+        gate, _, _ = side.spin(mega)
+        more, y = side.integers(1), side.floats(1)
+        mega.submit("spin", writes=[more, y])
+        outs = side.floats(100, 64)
+        mega.submit_many("scale", [side.ones(64)], [outs], [64, 1.0])
+        opener = side.later(0.4, gate, more)
+        began = time.monotonic()
+        report = mega.drain(max_wall_time=0.1)
+        assert time.monotonic() - began < 1.5
+        opener.join()
+        assert mega.state == "expired"
+        assert report.items_processed == 2 + int((side.read(outs)[:, 0] == 1).sum())
+        assert report.items_processed + report.items_remaining == 102
+        assert report.items_remaining > 0
+        assert all(worker.state is WorkerState.STOPPED for worker in report.workers)
+        again = mega.drain()  # what remains, and what was there
+        assert (again.items_processed, again.items_remaining) == (102, 0)
+        assert (side.read(outs) == 1).all()
+        assert len(again.tasks) == 102
+        assert mega.drain().items_processed == 0
+
+
+def test_a_submission_wakes_workers_after_a_deadline(side: Side) -> None:
+    with side.mega() as mega:
+        gate, _, number = side.spin(mega)
+        side.later(0.2, gate)
+        assert mega.drain(0.01).items_processed in (0, 1)
+        x, y = side.ones(64), side.floats(64)
+        assert mega.wait(mega.submit("scale", [x], [y], [64, 2.0]), 20) is TaskState.DONE
+        assert mega.wait(number, 20) is TaskState.DONE
+
+
+def test_stop_from_another_thread_ends_a_drain(side: Side) -> None:
+    with side.mega() as mega:
+        gate, y, _ = side.spin(mega)
+        waiting, outs = side.floats(50, 1), side.floats(50, 64)
+        mega.submit_many("scale", [y], [waiting], {"n": 1, "by": 1.0})  # waits for the spin
+        threading.Timer(0.1, mega.stop).start()
+        side.later(0.3, gate)
+        report = mega.drain()
+        assert mega.state == "stopped"
+        assert (report.items_processed, report.items_remaining) == (1, 50)
+        with pytest.raises(QueueError, match="MK505"):
+            mega.submit_many("scale", [side.ones(64)], [outs], [64, 1.0])
+        assert mega.report().items_remaining == 50
+        with pytest.raises(QueueError, match="MK505"):
+            mega.submit("scale", [side.ones(64)], [outs[0]], [64, 1.0])
+
+
+def test_clear_cancels_what_remains(side: Side) -> None:
+    with side.mega() as mega:
+        gate, y, _ = side.spin(mega)
+        mega.submit_many("scale", [y], [side.floats(50, 1)], {"n": 1, "by": 1.0})
+        side.later(0.1, gate)
+        report = mega.clear()
+        assert report.items_processed + report.items_remaining == 51
+        assert report.items_processed >= 1
+        x, z = side.ones(64), side.floats(64)
+        mega.submit("scale", [x], [z], [64, 2.0])
+        assert mega.drain().items_processed == 1
+    assert side.read(z)[0] == 2
+
+
+def test_waiting_for_what_there_is_not(side: Side) -> None:
+    with side.mega() as mega:
+        with pytest.raises(QueueError, match="MK513"):
+            mega.wait(0)
+        gate, _, number = side.spin(mega)
+        assert mega.wait(number, 0.01) is None
+        with pytest.raises(QueueError, match="MK510"):
+            mega.report()
+        side.fill(gate, 1)
+        assert mega.wait(number) is TaskState.DONE
+
+
+def test_urgent_work_goes_first_and_nothing_starves(side: Side) -> None:
+    with side.mega(workers=1, trace=True) as mega:
+        gate, _, _ = side.spin(mega)
+        x, outs = side.ones(64), side.floats(100, 64)
+        priorities = np.array([4] * 50 + [0] * 50)
+        mega.submit_many("scale", [x], [outs], [64, 1.0], priority=priorities)
+        side.fill(gate, 1)
+        report = mega.drain()
+    assert report.spans is not None
+    order = [int(task) - 1 for task in report.spans.task[np.argsort(report.spans.ready_ns)]][1:]
+    urgent = [place for place, task in enumerate(order) if task >= 50]
+    assert max(urgent) <= 50 * 8 / 7 + 2
+    assert min(place for place, task in enumerate(order) if task < 50) <= 8
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+def test_slots_are_recycled_and_waited_for(side: Side) -> None:
+    with side.mega(slots=8, workers=1) as mega:
+        x, outs = side.ones(64), side.floats(500, 64)
+        for out in outs:
+            mega.submit("scale", [x], [out], [64, 1.0])
+        assert mega.drain().items_processed == 500
+        gate, y, _ = side.spin(mega)
+        for _ in range(7):
+            mega.submit("scale", [y], [side.floats(1)], [1, 1.0])
+        with pytest.raises(QueueError, match="MK510"):
+            mega.submit("scale", [y], [side.floats(1)], [1, 1.0], wait=False)
+        side.fill(gate, 1)
+        assert mega.drain().items_processed == 8
+
+
+# ------------------------------------------------------------------------------------------ reports
+
+
+def test_a_report_tells_where_values_came_from(side: Side) -> None:
+    x, y, z = side.ones(64), side.floats(64), side.floats(64)
+    with side.mega(trace=True, lineage=True) as mega:
+        mega.submit("scale", [x], [y], [64, 2.0])
+        mega.submit("scale", [x], [z], [64, 2.0])
+        mega.submit("scale", [y], [z], [64, 2.0])
+        report = mega.drain(outputs={"z": z, "x": x})
+        assert report.flow is not None
+        assert [report.flow.direct(task) for task in range(3)] == [[], [], [0]]
+        assert report.outputs == {"z": (2,), "x": ()}
+        assert report.lineage_items == 3
+        assert report.spans is not None
+        assert sorted(report.spans.task.tolist()) == [0, 1, 2]
+        ended = dict(zip(report.spans.task.tolist(), report.spans.end_ns.tolist(), strict=True))
+        began = dict(zip(report.spans.task.tolist(), report.spans.ready_ns.tolist(), strict=True))
+        assert began[2] >= max(ended[0], ended[1])
+        assert report.wall_time_ns >= max(ended.values())
+        assert report.telemetry.frontier_density_bps is not None
+        second = mega.drain()
+        assert second.flow is not None
+        assert len(second.flow) == 0
