@@ -6,8 +6,6 @@ something else is refused.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,19 +13,25 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from brickline.documents import DocumentFormat
 from brickline.errors import RunDamaged, RunError, RunVersion, UsageError
 from brickline.megakernel_flow import Flow
 from brickline.megakernel_report import MegakernelReport
 from brickline.megakernel_tables import ItemFault, Spans, Tasks, WorkerTimes
 from brickline.megakernel_telemetry import MegakernelTelemetry
-from brickline.whole_files import whole_file
 
-FORMAT = "brickline-megakernel"
-VERSION = 1
-MAX_BYTES = 512 << 20
-"""Larger files are refused before they are read."""
+DOCUMENT = DocumentFormat(
+    "brickline-megakernel",
+    version=1,
+    key="report",
+    name="megakernel's report",
+    remedy="save it again",
+    damaged=RunDamaged,
+    newer=RunVersion,
+    inaccessible=RunError,
+)
 HEAD_BYTES = 4096
-_SAYS = re.compile(rb'"format"\s*:\s*"' + FORMAT.encode() + b'"')
+_SAYS = re.compile(rb'"format"\s*:\s*"' + DOCUMENT.format.encode() + b'"')
 _TABLES = ("telemetry", "workers", "tasks", "spans", "flow", "faults")
 
 
@@ -42,82 +46,28 @@ def is_megakernel_report(path: str | os.PathLike[str]) -> bool:
 
 def report_json(report: MegakernelReport) -> str:
     """Return a report as one JSON document."""
-    contents = _contents(report)
-    text = _text(contents)
-    head = {"format": FORMAT, "version": VERSION, "digest": _digest(text)}
-    return f'{json.dumps(head)[:-1]}, "report": {text}}}\n'
+    return DOCUMENT.text(_contents(report))
 
 
-def report_from_json(text: str | bytes) -> MegakernelReport:
+def report_from_json(text: str | bytes, where: str = "the report") -> MegakernelReport:
     """Read what `report_json` wrote; see `MegakernelReport.from_json`."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RunDamaged(
-            f"expected a megakernel's report as JSON, found something else or a cut one: "
-            f"{error!s:.200}"
-        ) from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise RunDamaged(f"expected a megakernel's report (format {FORMAT!r})")
-    version = document.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise RunDamaged(f"expected a version from 1 on, got {version!r:.80}")
-    if version > VERSION:
-        raise RunVersion(
-            f"the report has version {version}, this brickline reads up to {VERSION}; upgrade it: "
-            "pip install --upgrade brickline"
-        )
-    contents: Any = document.get("report")
-    if _digest(_text(contents)) != document.get("digest"):
-        raise RunDamaged(
-            "the report is damaged: its contents do not have the digest that it states"
-        )
+    contents = DOCUMENT.contents(text, where)
     try:
         return _report(contents)
     except UsageError as error:
-        raise RunDamaged(f"the report contradicts itself: {error}") from error
+        raise RunDamaged(f"{where} contradicts itself: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RunDamaged(f"the report is damaged: {type(error).__name__}: {error!s:.200}") from None
+        raise RunDamaged(f"{where} is damaged: {type(error).__name__}: {error!s:.200}") from None
 
 
 def save_report(report: MegakernelReport, path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Write a report; see `MegakernelReport.save`."""
-    target = Path(path)
-    text = report_json(report)
-    try:
-        with whole_file(target, force=overwrite) as file:
-            file.write(text.encode("ascii"))
-    except OSError as error:
-        raise RunError(f"{target}: cannot write the report: {error.strerror}") from error
-    return target
+    return DOCUMENT.write(report_json(report), path, overwrite=overwrite)
 
 
 def load_report(path: str | os.PathLike[str]) -> MegakernelReport:
     """Read a saved report; see `MegakernelReport.load`."""
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise RunDamaged(f"{path}: expected a file, got a directory, a device or a pipe")
-        size = os.stat(path).st_size
-        if size > MAX_BYTES:
-            raise RunDamaged(f"{path}: expected at most {MAX_BYTES} bytes, got {size}")
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: cannot read the report: {error.strerror}") from error
-    try:
-        return report_from_json(data)
-    except (RunDamaged, RunVersion) as error:
-        raise type(error)(f"{path}: {error}") from error
-
-
-def _text(contents: Any) -> str:
-    try:
-        return json.dumps(contents, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise RunDamaged(f"the report holds what no report holds: {error!s:.200}") from None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return report_from_json(DOCUMENT.read(path), f"{path!s:.400}")
 
 
 def _contents(report: MegakernelReport) -> dict[str, Any]:

@@ -491,12 +491,12 @@ def test_damage_is_found_and_said(tmp_path: Path) -> None:
     path = decoder_report().save(tmp_path / "a.megakernel.json")
     whole = path.read_bytes()
     for text, words in (
-        (whole[:-40], "a cut one"),
+        (whole[:-40], "is cut off"),
         (whole.replace(b'"items_processed":42', b'"items_processed":41'), "digest"),
         (whole.replace(b'"version": 1', b'"version": 0'), "version from 1 on"),
-        (b"", "something else"),
+        (b"", "is no megakernel's report"),
         (b"[]", "format 'brickline-megakernel'"),
-        (b"\xff\xfe", "something else"),
+        (b"\xff\xfe", "is no megakernel's report"),
         (b'{"format": "brickline-divergence"}', "format 'brickline-megakernel'"),
     ):
         path.write_bytes(text)

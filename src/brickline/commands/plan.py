@@ -14,6 +14,7 @@ from rich.console import Console
 
 from brickline.dtypes import DTYPES
 from brickline.errors import UsageError
+from brickline.executor.megakernel.queue_replay import QUEUE
 from brickline.executor.megakernel.replay import replay as replay_log
 from brickline.executor.megakernel.replay_log import ReplayLog
 from brickline.executor.megakernel.replay_recording import ReplayRecorder
@@ -150,12 +151,19 @@ def run(
 @plan.command()
 def replay(
     file: Annotated[
-        Path, typer.Argument(metavar="LOG", help="A log that `brickline plan run --log` wrote.")
+        Path,
+        typer.Argument(
+            metavar="LOG", help="A log of `brickline plan run --log` or Megakernel(log=)."
+        ),
     ],
     device: Annotated[str, typer.Option("--device", help="CPU or CUDA:n.")] = "CPU",
     executor: Annotated[
-        str, typer.Option("--executor", help=f"{', '.join(EXECUTORS)}.")
+        str, typer.Option("--executor", help=f"{', '.join((*EXECUTORS, QUEUE))}.")
     ] = "serial",
+    every: Annotated[
+        bool,
+        typer.Option("--every", help="Compare overwritten outputs, too, with those of a CPU."),
+    ] = False,
     bind: Annotated[
         list[str] | None,
         typer.Option(
@@ -179,7 +187,7 @@ def replay(
     given = _assigned(bind, "--bind", lambda name, text: _array(log.plan, name, text))
     if random is not None:
         given = _noise(log.plan, random) | given
-    found = replay_log(log, device, executor, bind=given)
+    found = replay_log(log, device, executor, bind=given, every=every)
     _say(str(found))
     if found.exit_status:
         raise typer.Exit(found.exit_status)

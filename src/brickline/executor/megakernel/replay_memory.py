@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline.buffers import Buffer
-from brickline.executor.megakernel.replay_log import Written, writes_of
+from brickline.executor.megakernel.replay_log import writes_of
+from brickline.executor.megakernel.replay_runs import Written
 from brickline.plan_launches import Launch, evaluated
 
 if TYPE_CHECKING:

@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 
 from brickline.errors import PlanError
-from brickline.executor.megakernel.replay_log import (
-    Contents,
-    LoggedRun,
-    ReplayLog,
-    Written,
-    digest_of,
-    writes_of,
-)
+from brickline.executor.megakernel.replay_log import ReplayLog, writes_of
 from brickline.executor.megakernel.replay_memory import digests_of, read_bytes, surviving
+from brickline.executor.megakernel.replay_runs import Contents, LoggedRun, Written, digest_of
 from brickline.executor.prepared import PreparedPlan
 from brickline.plan_launches import Launch
 

@@ -39,15 +39,26 @@ class ReplayDifference:
     recorded: str | None = None
     replayed: str | None = None
     why_not_exact: str = ""
+    argument: str = ""
+    """Of a submission: which element of which argument that is."""
+    ran: str = ""
+    """Of a submission: when and where the item ran that wrote it, as it was recorded."""
+    fate: str = ""
+    """Of a submission that ended otherwise, instead of a place in a buffer: how."""
 
     def __str__(self) -> str:
+        if self.fate:
+            return f"{self.launch}, {self.fate}"
         where = f"bytes {self.begin} to {self.end}"
         if self.is_exact:
             where = f"element {self.element} of {self.dtype}, byte {self.begin}: recorded "
             where += f"{self.recorded}, replayed {self.replayed}"
-        words = f"{self.launch}, brick {self.brick}, wrote something else to {self.buffer}, {where}"
+        brick = f", brick {self.brick}" if self.brick else ""
+        words = f"{self.launch}{brick}, wrote something else to {self.buffer}, {where}"
+        if self.argument:
+            words += f"; that is {self.argument}"
         if self.block is not None:
-            words += f"; block {self.block} writes it"
+            words += f"; block {self.block} writes it{self.ran}"
         elif self.is_exact:
             words += "; its kernel does not declare which block touches what"
         if self.why_not_exact:
@@ -70,6 +81,10 @@ class ReplayResult:
     pieces: int
     """Pieces that the log has digests of, as far as the replay came."""
     difference: ReplayDifference | None = None
+    tasks: str = "launches"
+    """What `launches` are: those of a plan, or submissions."""
+    left_out: int = 0
+    """Submissions that are not run again: not done, or computed by another one."""
 
     @property
     def status(self) -> ReplayStatus:
@@ -94,8 +109,9 @@ class ReplayResult:
         if not self.compared:
             return f"{head}: nothing was compared, because the log has no digests; record it again"
         runs = "" if self.runs == 1 else f" over {self.runs} runs"
-        words = f"{head}: the same bits, {self.launches:,} launches{runs}, {self.compared:,}"
+        words = f"{head}: the same bits, {self.launches:,} {self.tasks}{runs}, {self.compared:,}"
         hidden = self.pieces - self.compared
-        return f"{words} pieces compared" + (
-            f"; {hidden:,} more are overwritten later in the run" if hidden else ""
-        )
+        words += " pieces compared"
+        words += f"; {hidden:,} more are overwritten later in the run" if hidden else ""
+        left = f"; {self.left_out:,} more were deduped or not done, and are left out"
+        return words + (left if self.left_out else "")

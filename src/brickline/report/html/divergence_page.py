@@ -8,16 +8,14 @@ is None here too, with its reason; what is an estimate is marked as one.
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from brickline.report.divergence import headline, share_figure
 from brickline.report.html.error_curves import curves_view
-from brickline.report.html.page import named, page, write_page
+from brickline.report.html.page import MAX_LINES, MAX_TEXT, PageOf, lines, named
 from brickline.report.html.verdict_rows import Texts, verdicts_view
 from brickline.verdicts import GUILTY, DivergenceReport, Finding, Verdict
 
@@ -25,10 +23,6 @@ SCRIPTS = ("verdicts.js", "curve.js", "findings.js", "divergence.js")
 STYLES = ("divergence.css",)
 MAX_CARDS = 200
 """Cards of findings; they come ranked."""
-MAX_LINES = 200
-"""Lines of any list: whys, notes, launches without a partner, circumstances."""
-MAX_TEXT = 1200
-"""Characters of one line."""
 MAX_FACTS = 40
 """Facts behind one finding."""
 ESTIMATED = (
@@ -38,24 +32,6 @@ ESTIMATED = (
 """What docs/fingerprints.md says of `relative_l2`."""
 
 _FIGURES = ("z", "local_error", "propagated_error", "share", "where", "cause", "repro")
-
-
-def divergence_page(report: DivergenceReport) -> str:
-    """Return the page of a report."""
-    title = f"{report.candidate} against {report.reference} · brickline"
-    return page(title, divergence_document(report), scripts=SCRIPTS, styles=STYLES)
-
-
-def write_divergence_page(
-    report: DivergenceReport, path: str | os.PathLike[str], *, force: bool = False
-) -> Path:
-    """Write the page of a report to a file, whole or not at all, and return its path.
-
-    Raises:
-        UsageError: if the file is there and overwriting was not asked for.
-        RunError: if the disk refuses.
-    """
-    return write_page(divergence_page(report), path, force=force)
 
 
 def divergence_document(report: DivergenceReport) -> dict[str, Any]:
@@ -88,6 +64,16 @@ def divergence_document(report: DivergenceReport) -> dict[str, Any]:
     }
     view["texts"], view["texts_cut"] = texts.listed()
     return view
+
+
+PAGE = PageOf(
+    title=lambda report: f"{report.candidate} against {report.reference} · brickline",
+    document=divergence_document,
+    scripts=SCRIPTS,
+    styles=STYLES,
+)
+divergence_page = PAGE.text
+write_divergence_page = PAGE.write
 
 
 def is_estimated(report: DivergenceReport) -> bool:
@@ -174,7 +160,7 @@ def _fact(value: Any) -> str:
 
 def _lines(texts: Sequence[Any]) -> dict[str, Any]:
     """Return the first lines of a list and how many there are."""
-    return {"lines": [named(str(each), MAX_TEXT) for each in texts[:MAX_LINES]], "of": len(texts)}
+    return {"lines": lines(texts), "of": len(texts)}
 
 
 def _parted(report: DivergenceReport) -> list[dict[str, Any]]:

@@ -6,9 +6,7 @@ not measured is None here too.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 from brickline.megakernel_report import MegakernelReport
 from brickline.megakernel_tables import TaskState
 from brickline.report.figures import Look
-from brickline.report.html.page import named, packed, page, write_page
+from brickline.report.html.page import MAX_TEXT, PageOf, lines, named, packed
 from brickline.report.megakernel import (
     PHASE_WORDS,
     counters,
@@ -37,31 +35,11 @@ MAX_EDGES = 120_000
 """Sources of all tasks; a task has at least this many divided by the tasks."""
 MAX_OUTPUTS = 500
 MAX_FAULTS = 500
-MAX_LINES = 200
 MAX_NAMES = 5_000
-MAX_TEXT = 1_200
 WORKER_FIELDS = (
     *("items", "skipped", "begin_ns", "end_ns", "work_ns", "dependency_wait_ns", "data_wait_ns"),
     *("ring_wait_ns", "other_ns", "state", "task", "missing"),
 )
-
-
-def megakernel_page(report: MegakernelReport) -> str:
-    """Return the page of a report."""
-    title = f"{report.name}, a megakernel on {report.device} · brickline"
-    return page(title, megakernel_document(report), scripts=SCRIPTS, styles=STYLES)
-
-
-def write_megakernel_page(
-    report: MegakernelReport, path: str | os.PathLike[str], *, force: bool = False
-) -> Path:
-    """Write the page of a report to a file, whole or not at all, and return its path.
-
-    Raises:
-        UsageError: if the file is there and overwriting was not asked for.
-        RunError: if the disk refuses.
-    """
-    return write_page(megakernel_page(report), path, force=force)
 
 
 def megakernel_document(report: MegakernelReport) -> dict[str, Any]:
@@ -105,8 +83,18 @@ def megakernel_document(report: MegakernelReport) -> dict[str, Any]:
         ],
         "faults_of": len(report.faults),
         "counters": [[name, named(value)] for name, value in counters(report, Look())],
-        "notes": [named(note, MAX_TEXT) for note in list(notes(report))[:MAX_LINES]],
+        "notes": lines(notes(report)),
     }
+
+
+PAGE = PageOf(
+    title=lambda report: f"{report.name}, a megakernel on {report.device} · brickline",
+    document=megakernel_document,
+    scripts=SCRIPTS,
+    styles=STYLES,
+)
+megakernel_page = PAGE.text
+write_megakernel_page = PAGE.write
 
 
 def _workers(report: MegakernelReport) -> dict[str, list[Any]]:

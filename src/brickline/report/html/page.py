@@ -23,11 +23,13 @@ import html
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,37 @@ MAX_BYTES = 4 * 2**20
 """What a page may weigh, whatever the run holds."""
 MAX_NAME = 300
 """Characters of a name on a page; what is cut off is counted."""
+MAX_LINES = 200
+"""Lines of any list of texts."""
+MAX_TEXT = 1200
+"""Characters of one line."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PageOf(Generic[T]):
+    """A kind of page: how one thing becomes a document that scripts show."""
+
+    title: Callable[[T], str]
+    """What the window is called."""
+    document: Callable[[T], Mapping[str, Any]]
+    """What the scripts show, as JSON values."""
+    scripts: Sequence[str]
+    styles: Sequence[str]
+
+    def text(self, shown: T) -> str:
+        """Return the page."""
+        document = self.document(shown)
+        return page(self.title(shown), document, scripts=self.scripts, styles=self.styles)
+
+    def write(self, shown: T, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the page to a file, whole or not at all, and return its path.
+
+        Raises:
+            UsageError: if the file is there and overwriting was not asked for.
+            RunError: if the disk refuses.
+        """
+        return write_page(self.text(shown), path, force=force)
 
 
 def page(
@@ -139,6 +172,11 @@ def named(text: str, limit: int = MAX_NAME) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+
+
+def lines(texts: Iterable[object]) -> list[str]:
+    """Return the first texts of a list, each cut to the length of a line."""
+    return [named(str(each), MAX_TEXT) for each in islice(texts, MAX_LINES)]
 
 
 @cache
