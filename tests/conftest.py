@@ -1,9 +1,12 @@
-"""What holds for every folder: Ctrl-C works, and the end says what a missing program left out."""
+"""What holds for every folder: Ctrl-C works, long files come first, and the end says what a missing
+program left out.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -11,6 +14,42 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MISSING = ("not on PATH", "on the PATH", "not installed")
+
+TESTS = Path(__file__).parent
+LONG_FILES = (
+    "torch/test_examples.py",
+    "torch/test_how_to.py",
+    "cpu/test_kill.py",
+    "null/test_docs_examples.py",
+    "test_first_run.py",
+    "torch/test_repro.py",
+    "torch/test_run_torch.py",
+    "torch/test_recording_ends.py",
+    "cpu/test_kernels_decoding.py",
+    "cpu/test_kernels_launches.py",
+    "torch/test_localisation.py",
+    "torch/test_causes.py",
+    "torch/test_check_backward.py",
+    "torch/test_port_blame.py",
+    "torch/test_check_command.py",
+    "null/test_regressions.py",
+    "tui/test_app.py",
+    "null/test_command_streams.py",
+    "browser/test_divergence_page.py",
+    "browser/test_profile_page.py",
+    "cpu/test_megakernel.py",
+    "cpu/test_kernels_fused.py",
+    "cpu/test_wheel.py",
+    "torch/test_pytest_check.py",
+    "torch/test_check_gradients.py",
+    "torch/test_recording.py",
+)
+"""A worker takes file after file; a long one that begins last would keep the others waiting."""
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    place = {TESTS / name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

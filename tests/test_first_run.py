@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -177,12 +178,15 @@ def test_top_follows_a_live_process_and_survives_its_death(brickline, tmp_path):
             text=True,
             env=env,
         )
-        time.sleep(1.5)
+        limit = threading.Timer(120, watcher.kill)
+        limit.start()
+        shown = any("Work" in line for line in watcher.stdout)  # reads until it has been shown
+        limit.cancel()
+        assert shown, "the watcher ended, or was ended, before it showed the process"
         live.send_signal(signal.SIGKILL)
         live.wait()
         out, _ = watcher.communicate(timeout=30)
         assert watcher.returncode == 0
-        assert "Work" in out
         assert "ended" in out
     finally:
         live.kill()

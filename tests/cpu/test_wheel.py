@@ -47,13 +47,16 @@ def run(*command: object, **options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as a user builds it; without an isolated environment where what it needs is here."""
+    """Built as a user builds it; without an isolated environment where what it needs is here.
+
+    The build directory is the one of `pip install`: what has changed since is compiled again, so
+    that after an installation from these sources nothing is.
+    """
     target = tmp_path_factory.mktemp("wheel")
     here = all(importlib.util.find_spec(name) for name in ("nanobind", "scikit_build_core"))
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", target),
         *(["--no-build-isolation"] if here else []),
-        f"-Cbuild-dir={tmp_path_factory.mktemp('build')}",
         ROOT,
         # The tools of this interpreter's own environment: CMake and Ninja may be there.
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),

@@ -1,4 +1,4 @@
-"""Builds the native tests with sanitizers and runs them: ASan with UBSan, then TSan.
+"""Builds the native tests with sanitizers and runs them: ASan with UBSan, and TSan.
 
 A build goes to build/native-asan or build/native-tsan and is kept, so that a second run compiles
 what has changed. Exits 1 when a build or a program fails. A compiler without a sanitizer is named,
@@ -160,14 +160,14 @@ def run(program: Path, sanitizer: Sanitizer) -> bool:
     passed = status == 0 and bool(lines) and lines[-1].endswith(" 0 failed")
     summary = lines[-1] if lines else f"ended with status {status}"
     word, seconds = "ok" if passed else "FAILED", time.monotonic() - began
-    print(f"{word:6} {sanitizer.name}  {program.name:18} {seconds:5.1f} s  {summary}", flush=True)
-    if not passed:
-        print(output[-12000:])
+    line = f"{word:6} {sanitizer.name}  {program.name:18} {seconds:5.1f} s  {summary}"
+    # In one piece: other programs end at the same time.
+    print(line if passed else f"{line}\n{output[-12000:]}", flush=True)
     return passed
 
 
-def check_sanitizer(sanitizer: Sanitizer, compiler_path: str, cmake: str) -> bool:
-    """Build and run the programs of one sanitizer."""
+def prepare(sanitizer: Sanitizer, compiler_path: str, cmake: str) -> Path | None:
+    """Build the programs of one sanitizer and return where they are; None when that failed."""
     sanitize = can_sanitize(compiler_path, sanitizer)
     if not sanitize:
         print(
@@ -177,12 +177,26 @@ def check_sanitizer(sanitizer: Sanitizer, compiler_path: str, cmake: str) -> boo
     began = time.monotonic()
     directory = build(sanitizer, compiler_path, cmake, sanitize)
     print(f"build  {sanitizer.name}  {time.monotonic() - began:24.1f} s", flush=True)
-    if directory is None:
-        return False
-    # Every program runs, even after one has failed; most of them wait a good part of their time.
+    return directory
+
+
+def check(sanitizers: list[Sanitizer], compiler_path: str, cmake: str) -> bool:
+    """Build side by side, so that no core waits for a slow file; then run what was built.
+
+    Every program runs, even after one has failed, and none beside these builds: most of them wait a
+    good part of their time, but threads that poll for each other need a core each.
+    """
+    with ThreadPoolExecutor(len(sanitizers)) as pool:
+        built = list(pool.map(lambda each: prepare(each, compiler_path, cmake), sanitizers))
+    programs = [
+        (directory / name, sanitizer)
+        for directory, sanitizer in zip(built, sanitizers, strict=True)
+        if directory is not None
+        for name in sanitizer.programs
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        passed = list(pool.map(lambda name: run(directory / name, sanitizer), sanitizer.programs))
-    return all(passed)
+        passed = list(pool.map(lambda each: run(*each), programs))
+    return None not in built and all(passed)
 
 
 def main() -> int:
@@ -199,8 +213,7 @@ def main() -> int:
         print(f"expected {missing}, found none on PATH or beside {sys.executable}")
         return 1
     chosen = [sanitizer for sanitizer in SANITIZERS if sanitizer.name in wanted]
-    passed = [check_sanitizer(sanitizer, compiler_path, cmake) for sanitizer in chosen]
-    return 0 if all(passed) else 1
+    return 0 if check(chosen, compiler_path, cmake) else 1
 
 
 if __name__ == "__main__":
