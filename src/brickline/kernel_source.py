@@ -34,7 +34,10 @@ MEGAKERNEL_HEADERS = (
     *CUDA_HEADERS,
     "megakernel",
     "megakernel_cuda",
+    "megakernel_device",
+    "megakernel_entries",
     "megakernel_intake",
+    "megakernel_lists",
     "megakernel_queue",
     "megakernel_queue_cuda",
 )

@@ -47,7 +47,7 @@ def _unit(
     sources = "".join(
         in_namespace(kernel, f"user_{number}") for number, kernel in enumerate(kernels)
     )
-    cases = "\n".join(_case(kernel, number, engine) for number, kernel in enumerate(kernels))
+    cases = "\n".join(_case(kernel, number) for number, kernel in enumerate(kernels))
     return f"""\
 #include "brickline/{header}.h"
 {sources}
@@ -70,9 +70,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 """
 
 
-def _case(kernel: Kernel, number: int, engine: str) -> str:
+def _case(kernel: Kernel, number: int) -> str:
     given = ", ".join(
-        f"{engine}::argument<{argument_type(each)}>(words[{place}])"
+        f"mega::argument<{argument_type(each)}>(words[{place}])"
         for place, each in enumerate(kernel.signature)
     )
     passed = ", ".join(["block", given]) if given else "block"

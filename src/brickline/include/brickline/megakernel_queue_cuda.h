@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "brickline/kernel.h"
+#include "brickline/megakernel_device.h"
 #include "brickline/megakernel_intake.h"
 
 namespace brickline {
@@ -60,11 +60,7 @@ struct DeviceAtomics {
 };
 using M = DeviceAtomics;
 
-__device__ __forceinline__ uint64_t nanoseconds() {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
+using mega::nanoseconds;
 
 // The threads of the intake.
 struct Team {
@@ -97,14 +93,6 @@ struct Team {
         }
     }
 };
-
-// An argument of an op, from the word that holds its bits.
-template <class T>
-__device__ __forceinline__ T argument(uint64_t word) {
-    T value;
-    memcpy(&value, &word, sizeof(T));
-    return value;
-}
 
 // What a worker's threads share. After it lie totals of the ops, the arguments, and the memory of items.
 struct Shared {
