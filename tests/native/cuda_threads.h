@@ -6,6 +6,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -120,7 +121,9 @@ To as(From from) {
 }  // namespace cuda_threads
 
 inline void __syncthreads() { cuda_threads::wait(cuda_threads::team, blockDim.x); }
-inline void __syncwarp() { cuda_threads::wait(cuda_threads::warps[threadIdx.x / 32], 32); }
+inline void __syncwarp(unsigned lanes = 0xffffffff) {
+    cuda_threads::wait(cuda_threads::warps[threadIdx.x / 32], unsigned(std::popcount(lanes)));
+}
 inline bool __syncthreads_or(bool value) {
     static bool found;
     if (cuda_threads::team.waiting == 0) found = false;

@@ -134,7 +134,9 @@ def build(sanitizer: Sanitizer, compiler_path: str, cmake: str, sanitize: bool) 
     for command in (configure, compile_all):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            print(done.stdout[-8000:], done.stderr[-8000:], sep="\n")
+            output = done.stdout + done.stderr
+            errors = [line for line in output.splitlines() if "error:" in line]  # before warnings
+            print(*errors[:20], output[-8000:], sep="\n", flush=True)
             return None
     return directory / "tests" / "native"
 
