@@ -14,12 +14,39 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from brickline.errors import BricklineError
-from brickline.whole_files import whole_file
+from brickline.whole_files import OVERWRITE, whole_file
+
+HEAD_BYTES = 4096
+_FORMAT = re.compile(rb'\s*\{\s*"format"\s*:\s*"([ -!#-\[\]-~]{1,80})"')
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError: It is none, or nests too deeply to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+
+
+def stated_format(path: str | os.PathLike[str]) -> str | None:
+    """Return the format that a file says at its beginning; "" of an empty one, None of no file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return None
+    found = _FORMAT.match(head)
+    return found[1].decode("ascii", "replace") if found else None if head else ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +99,8 @@ class DocumentFormat:
             BricklineError: It is damaged, newer or something else; see the fields.
         """
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            document = parsed_json(text)
+        except ValueError as error:
             raise self.damaged(
                 f"{where} is no {self.name}, or is cut off: {error!s:.200}"
             ) from None
@@ -133,7 +160,7 @@ class DocumentFormat:
                 "are read again; keep less in it"
             )
         try:
-            with whole_file(target, force=overwrite) as file:
+            with whole_file(target, force=overwrite, how=OVERWRITE) as file:
                 file.write(text.encode("ascii"))
         except OSError as error:
             raise self.inaccessible(

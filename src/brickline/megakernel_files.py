@@ -7,13 +7,12 @@ something else is refused.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from brickline.documents import DocumentFormat
+from brickline.documents import DocumentFormat, stated_format
 from brickline.errors import RunDamaged, RunError, RunVersion, UsageError
 from brickline.megakernel_flow import Flow
 from brickline.megakernel_report import MegakernelReport
@@ -30,18 +29,12 @@ DOCUMENT = DocumentFormat(
     newer=RunVersion,
     inaccessible=RunError,
 )
-HEAD_BYTES = 4096
-_SAYS = re.compile(rb'"format"\s*:\s*"' + DOCUMENT.format.encode() + b'"')
 _TABLES = ("telemetry", "workers", "tasks", "spans", "flow", "faults")
 
 
 def is_megakernel_report(path: str | os.PathLike[str]) -> bool:
     """Whether a file says at its beginning that it is such a report."""
-    try:
-        with open(path, "rb") as file:
-            return _SAYS.search(file.read(HEAD_BYTES)) is not None
-    except OSError:
-        return False
+    return stated_format(path) == DOCUMENT.format
 
 
 def report_json(report: MegakernelReport) -> str:
@@ -103,8 +96,9 @@ def _report(contents: Mapping[str, Any]) -> MegakernelReport:
     out["flow"] = None if out["flow"] is None else Flow(**out["flow"])
     for name in ("ops", "bricks", "notes"):
         out[name] = _texts(out[name], name)
-    if out["op_work_ns"] is not None:
-        out["op_work_ns"] = tuple(map(int, out["op_work_ns"]))
+    for name in ("op_work_ns", "op_items"):
+        if out.get(name) is not None:
+            out[name] = tuple(out[name])
     outputs = out["outputs"]
     out["outputs"] = {name: tuple(writers) for name, writers in outputs.items()}
     return MegakernelReport(**out)

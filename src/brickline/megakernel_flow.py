@@ -157,6 +157,17 @@ class Flow:
         )
 
 
+class NoLineage(tuple[tuple[int, ...], ...]):
+    """The lineage of a run that kept none: empty, and says so where a region is asked for."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return ()
+        raise UsageError("the run kept no lineage; run it again with lineage=True")
+
+
 class RegionLineage(Sequence[tuple[int, ...]]):
     """Of each region, the tasks that contributed to its output, its own included.
 

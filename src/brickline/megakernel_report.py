@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline.errors import UsageError
-from brickline.megakernel_flow import Flow, RegionLineage
+from brickline.megakernel_flow import Flow, NoLineage, RegionLineage
 from brickline.megakernel_progress import (
     FAULT,
     PROGRESS,
@@ -51,7 +51,7 @@ from brickline.megakernel_telemetry import (
 
 PHASES = ("queue_plan_ns", "queue_publish_ns", "backend_dispatch_ns", "lineage_ns")
 """What the host spent its time on, in order."""
-_COUNTS = ("items_processed", "items_remaining", "wall_time_ns")
+_COUNTS = ("items_processed", "items_remaining", "wall_time_ns", "first_submission")
 _MAYBE_COUNTS = (
     *(*PHASES, "deduped_items", "published_items", "lineage_items", "items_faulted"),
     *("items_skipped", "items_requeued", "began_unix_ns"),
@@ -98,6 +98,8 @@ class MegakernelReport:
     """Names of the functions."""
     op_work_ns: tuple[int, ...] | None = None
     """Time inside the items of each op, where it was counted and not recorded span by span."""
+    op_items: tuple[int, ...] | None = None
+    """Items of each op that were executed, each time that one was, where it was counted."""
     bricks: tuple[str, ...] = ()
     """Names of the units of model work that tasks belong to."""
     tasks: Tasks = field(default_factory=lambda: Tasks.of({"op": (), "items": ()}))
@@ -111,6 +113,10 @@ class MegakernelReport:
     """When the workers began, in Unix time: 0 of every time below."""
     notes: tuple[str, ...] = ()
     """What else is worth knowing, such as why something was not measured."""
+    first_submission: int = 0
+    """The number of the first row of `tasks`: of a queue, as `submit` returned it. Faults, workers
+    and outputs have such numbers, and `explain` takes them; `tasks`, `spans`, `flow` and
+    `region_lineage` have rows."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells it from other reports."""
 
@@ -131,13 +137,43 @@ class MegakernelReport:
             self.spans.check(len(self.workers), len(self.tasks))
         if self.flow is not None and len(self.flow) != len(self.tasks):
             raise UsageError(f"lineage: expected {len(self.tasks)} tasks, got {len(self.flow)}")
-        if self.op_work_ns is not None and len(self.op_work_ns) != len(self.ops):
-            raise UsageError(f"op_work_ns: expected {len(self.ops)}, got {len(self.op_work_ns)}")
+        for name in ("op_work_ns", "op_items"):
+            each_op = getattr(self, name)
+            if each_op is not None and len(each_op) != len(self.ops):
+                raise UsageError(f"{name}: expected {len(self.ops)}, got {len(each_op)}")
+            for value in each_op or ():
+                _check_count(name, value, none=False)
         for name, writers in self.outputs.items():
             for task in writers:
-                _check_task(task, len(self.tasks), f"output {name!r:.80}")
+                self._check_task(task, f"output {name!r:.80}")
         for fault in self.faults:
-            _check_task(fault.task, len(self.tasks), "a fault")
+            self._check_task(fault.task, "a fault")
+            items = int(self.tasks.items[fault.task - self.first_submission])
+            if fault.item >= items:
+                raise UsageError(
+                    f"a fault: expected an item below {items} of task {fault.task}, got "
+                    f"{fault.item}"
+                )
+        for number, worker in enumerate(self.workers):
+            self._check_worker(number, worker)
+
+    def _check_worker(self, number: int, worker: WorkerTimes) -> None:
+        for task in (worker.task, worker.missing):
+            if task is not None:
+                self._check_task(task, f"worker {number}")
+        for name in worker.impossible(self.wall_time_ns):
+            raise UsageError(
+                f"worker {number}, {name}: expected at most "
+                f"{worker.longest_ns(self.wall_time_ns)}, because it was not there for longer, got "
+                f"{getattr(worker, name)}"
+            )
+
+    def _check_task(self, task: Any, where: str) -> None:
+        first, end = self.first_submission, self.first_submission + len(self.tasks)
+        if not isinstance(task, int) or isinstance(task, bool) or not first <= task < end:
+            raise UsageError(
+                f"{where}: expected a task from {first} to {end - 1}, got {task!r:.80}"
+            )
 
     def _check_sums(self) -> None:
         found = self.items_processed + self.items_remaining
@@ -148,6 +184,18 @@ class MegakernelReport:
                     f"expected {expected} items processed and remaining, as many as were published "
                     f"and deduped, got {found}"
                 )
+        known = {"lineage_items": self.lineage_items, "items of tasks": int(self.tasks.items.sum())}
+        for name, value in known.items():
+            if value is not None and value > found:
+                raise UsageError(
+                    f"{name}: expected at most {found}, as many as were submitted, got {value}"
+                )
+        done = 0 if self.tasks.done is None else int(self.tasks.done.sum())
+        if done > self.items_processed:
+            raise UsageError(
+                f"tasks, done: expected at most {self.items_processed} together, as many as were "
+                f"processed, got {done}"
+            )
         left = (self.items_faulted or 0) + (self.items_skipped or 0)
         if left > self.items_remaining:
             raise UsageError(
@@ -178,7 +226,7 @@ class MegakernelReport:
     @property
     def region_lineage(self) -> Sequence[tuple[int, ...]]:
         """Of each region, the tasks that contributed to it; empty where lineage was off."""
-        return () if self.flow is None else RegionLineage(self.tasks, self.flow)
+        return NoLineage() if self.flow is None else RegionLineage(self.tasks, self.flow)
 
     @cached_property
     def regions(self) -> Regions:
@@ -189,20 +237,45 @@ class MegakernelReport:
     def op_times(self) -> tuple[OpTimes, ...]:
         """Tasks, items and times by op, those with most work first."""
         count, own = len(self.ops), self.tasks.alias < 0
-        ops = self.tasks.op[own]
-        tasks = np.bincount(ops, minlength=count)
-        items = np.bincount(ops, self.tasks.items[own], minlength=count)
+        tasks = np.bincount(self.tasks.op[own], minlength=count).tolist()
+        items = self._executed_by_op()
         work: Sequence[Any] = self.op_work_ns or [None] * count
         wait: Sequence[Any] = [None] * count
         if self.spans is not None:
             at = self.tasks.op[self.spans.task]
-            work = np.bincount(at, self.spans.work_ns, minlength=count).astype(np.int64).tolist()
-            wait = np.bincount(at, self.spans.wait_ns, minlength=count).astype(np.int64).tolist()
-        rows = [
-            OpTimes(name, int(tasks[at]), int(items[at]), work[at], wait[at])
-            for at, name in enumerate(self.ops)
-        ]
-        return tuple(sorted(rows, key=lambda row: (-(row.work_ns or 0), -row.items)))
+            recorded, worked, waited = (
+                np.bincount(at, values, minlength=count).astype(np.int64).tolist()
+                for values in (self.spans.items, self.spans.work_ns, self.spans.wait_ns)
+            )
+            inside = [each.task for each in self.workers if each.is_hung and each.task is not None]
+            hung = set(self.tasks.op[list(self.rows_of(inside))].tolist())
+            whole = [
+                (items[op] is None or recorded[op] >= items[op]) and op not in hung
+                for op in range(count)
+            ]
+            wait = [value if whole[op] else None for op, value in enumerate(waited)]
+            if self.op_work_ns is None:
+                work = [value if whole[op] else None for op, value in enumerate(worked)]
+        rows = map(OpTimes, self.ops, tasks, items, work, wait)
+        return tuple(sorted(rows, key=lambda row: (-(row.work_ns or 0), -(row.items or 0))))
+
+    def _executed_by_op(self) -> Sequence[int | None]:
+        """Return how many items of each op were executed, as far as that is known."""
+        tasks, count = self.tasks, len(self.ops)
+        if self.op_items is not None:
+            return self.op_items
+        known = tasks.items if self.is_complete else tasks.done
+        if known is None:
+            return [None] * count
+        own = tasks.alias < 0
+        found: list[int | None] = (
+            np.bincount(tasks.op[own], known[own], minlength=count).astype(np.int64).tolist()
+        )
+        faulted = set(tasks.op[list(self.rows_of(each.task for each in self.faults))].tolist())
+        for op in faulted:  # which of several ops had how many faults was not counted
+            more, done = self.items_faulted, found[op] or 0
+            found[op] = None if len(faulted) > 1 or more is None else done + more
+        return found
 
     @property
     def not_measured(self) -> list[str]:
@@ -218,11 +291,16 @@ class MegakernelReport:
     def task_name(self, task: int) -> str:
         """Return what a task is called: its number, op, brick and layer."""
         word = "launch" if self.mode == "program" else "submission"
-        op = self.ops[self.tasks.op[task]]
-        brick, layer = int(self.tasks.brick[task]), int(self.tasks.layer[task])
+        row = task - self.first_submission
+        op = self.ops[self.tasks.op[row]]
+        brick, layer = int(self.tasks.brick[row]), int(self.tasks.layer[row])
         named = [op] if brick < 0 or self.bricks[brick] == op else [op, self.bricks[brick]]
         named += [] if layer < 0 else [f"layer {layer}"]
         return f"{word} {task} ({', '.join(named)})"
+
+    def rows_of(self, tasks: Iterable[int]) -> tuple[int, ...]:
+        """Return the rows of tasks by their numbers."""
+        return tuple(task - self.first_submission for task in tasks)
 
     def writers(self, output: int | str) -> tuple[int, ...]:
         """Return the tasks that made an output: a task by its number, or memory by its name.
@@ -230,21 +308,26 @@ class MegakernelReport:
         Raises:
             UsageError: There is no such task or memory; the message has what there is.
         """
+        first, last = self.first_submission, self.first_submission + len(self.tasks) - 1
         if isinstance(output, str):
             found = self.outputs.get(output)
+            if found is None and self.flow is None:
+                raise UsageError(
+                    f"the run of {self.name} kept no lineage; run it again with lineage=True"
+                )
             if found is None:
                 names = ", ".join(list(self.outputs)[:20]) or "none"
                 raise UsageError(
                     f"{self.name} has no output {output!r:.80}; its outputs are {names:.800}, and "
-                    f"tasks have numbers from 0 to {len(self.tasks) - 1}"
+                    f"tasks have numbers from {first} to {last}"
                 )
             return found
         if isinstance(output, bool) or not hasattr(output, "__index__"):
             raise UsageError(f"expected a task's number or an output's name, got {output!r:.80}")
         number = output.__index__()
-        if not 0 <= number < len(self.tasks):
+        if not first <= number <= last:
             raise UsageError(
-                f"expected a task from 0 to {len(self.tasks) - 1}, got {number}; or name an output"
+                f"expected a task from {first} to {last}, got {number}; or name an output"
             )
         return (number,)
 
@@ -372,7 +455,8 @@ class MegakernelReport:
             outputs: Tasks that wrote last to named memory.
             telemetry: Fields of `MegakernelTelemetry` that were measured. ``occupancy_bps``,
                 ``frontier_density_bps``, ``topology`` and ``pressure`` follow from the rest.
-            **figures: Other fields: the phases, ``deduped_items``, ``began_unix_ns``, ``notes``.
+            **figures: Other fields: the phases, ``deduped_items``, ``op_items``,
+                ``began_unix_ns``, ``notes``.
 
         Raises:
             UsageError: The data contradict each other.
@@ -458,7 +542,8 @@ class MegakernelReport:
             faults: Items that faulted.
             telemetry: Fields of `MegakernelTelemetry` that were measured.
             **figures: Other fields: the phases, ``published_items``, ``deduped_items``,
-                ``items_skipped``, ``items_requeued``, ``op_work_ns``, ``began_unix_ns``, ``notes``.
+                ``items_skipped``, ``items_requeued``, ``op_work_ns``, ``op_items``,
+                ``began_unix_ns``, ``notes``.
 
         Raises:
             UsageError: The data contradict each other.
@@ -496,9 +581,12 @@ class MegakernelReport:
         flow: Flow | None,
         **fields: Any,
     ) -> MegakernelReport:
-        """Add what follows from the rest."""
+        """Add what follows from the rest, and leave out times that no worker can have had."""
+        run_ns = fields["wall_time_ns"]
+        workers = tuple(each.possible(run_ns) for each in workers)
         items = fields["items_processed"] + fields["items_remaining"]
-        telemetry.setdefault("occupancy_bps", occupancy_bps(workers))
+        time_ns = fields.get("backend_dispatch_ns") or fields["wall_time_ns"]
+        telemetry.setdefault("occupancy_bps", occupancy_bps(workers, time_ns))
         if waits is not None:
             begin, earlier = (np.asarray(each, np.int64) for each in waits)
             density = frontier_density_bps(spans, begin, earlier, tasks.region, len(workers))
@@ -528,9 +616,4 @@ def _check_count(name: str, value: Any, *, none: bool) -> None:
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
-        raise UsageError(f"{name}: expected a number from 0 on, got {value!r:.80}")
-
-
-def _check_task(task: Any, count: int, where: str) -> None:
-    if not isinstance(task, int) or isinstance(task, bool) or not 0 <= task < count:
-        raise UsageError(f"{where}: expected a task below {count}, got {task!r:.80}")
+        raise UsageError(f"{name}: expected a number from 0 to {MAX_COUNT - 1}, got {value!r:.80}")

@@ -8,8 +8,8 @@ is None, never invented.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -86,6 +86,11 @@ class WorkerTimes:
         return max(self.end_ns - self.begin_ns, 0)
 
     @property
+    def is_hung(self) -> bool:
+        """Whether it never came back from an item of `task`."""
+        return self.state is WorkerState.HUNG
+
+    @property
     def other_ns(self) -> int | None:
         """Neither in items nor waiting: finding work, signalling, publishing."""
         if self.span_ns is None or self.work_ns is None:
@@ -93,8 +98,24 @@ class WorkerTimes:
         waited = (self.dependency_wait_ns or 0) + (self.data_wait_ns or 0)
         return max(self.span_ns - self.work_ns - waited, 0)
 
+    def longest_ns(self, run_ns: int) -> int:
+        """Return how long it can have done anything in a run; clocks are inexact."""
+        there = run_ns if self.span_ns is None else self.span_ns
+        return there + there // 20 + 1_000_000
+
+    def impossible(self, run_ns: int) -> list[str]:
+        """Return the names of times that are longer than it was there."""
+        longest = self.longest_ns(run_ns)
+        return [name for name in _TIMES if (getattr(self, name) or 0) > longest]
+
+    def possible(self, run_ns: int) -> WorkerTimes:
+        """Return the same with None for those times: they were not measured in this run."""
+        missing: dict[str, Any] = dict.fromkeys(self.impossible(run_ns))
+        return replace(self, **missing) if missing else self
+
 
 _COUNTED = ("items", "skipped")
+_TIMES = ("work_ns", "dependency_wait_ns", "data_wait_ns", "ring_wait_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +147,31 @@ class OpTimes(NamedTuple):
 
     name: str
     tasks: int
-    items: int
-    """Of its tasks, whatever became of them."""
+    items: int | None
+    """That were executed, those that faulted among them; None where it was not counted."""
     work_ns: int | None
-    """Inside its items, over all workers."""
+    """Inside these items, over all workers; None where some of them were not measured."""
     wait_ns: int | None
-    """That workers waited before its items could begin."""
+    """That workers waited before these items could begin."""
+
+
+class Task(NamedTuple):
+    """One row of `Tasks`."""
+
+    op: int
+    items: int
+    region: int
+    alias: int
+    brick: int
+    layer: int
+    done: int | None = None
+    state: TaskState | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """A row for each task, in the order of submission."""
+    """Columns with a row for each task, in the order of submission; `tasks[k]` is a row."""
 
     op: Column
     """Place in the report's `ops`."""
@@ -222,6 +257,14 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self.op)
+
+    def __getitem__(self, task: int) -> Task:
+        row: dict[str, Any] = {name: int(values[task]) for name, values in self.columns().items()}
+        row["state"] = TaskState(row["state"]) if "state" in row else None
+        return Task(**row)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[task] for task in range(len(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,7 +409,7 @@ def _check_count(value: Any, where: str, *, none: bool = False) -> None:
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
-        raise UsageError(f"{where}: expected a number from 0 on, got {value!r:.80}")
+        raise UsageError(f"{where}: expected a number from 0 to {MAX_COUNT - 1}, got {value!r:.80}")
 
 
 def _summed(place: NDArray[Any], values: Column, count: int) -> Column:

@@ -38,7 +38,7 @@ class MegakernelTelemetry:
     sync_points: int | None = None
     """How often the host waited for the device."""
     occupancy_bps: int | None = None
-    """Time inside items to the time of all workers, in basis points."""
+    """Time inside items to workers times `backend_dispatch_ns`, in basis points."""
     frontier_density_bps: int | None = None
     """Items ready or running, averaged over the run, to workers; may pass 10,000."""
     readback_buffers: int | None = None
@@ -79,25 +79,31 @@ class MegakernelTelemetry:
 def _check(name: str, value: Any, kind: str) -> None:
     if value is None:
         return
+    expected = kind.removesuffix(" | None")
     if kind.startswith("bool"):
         fits = isinstance(value, bool)
     elif kind.startswith("str"):
-        fits = isinstance(value, str)
+        choices = {"topology": TOPOLOGIES, "pressure": PRESSURES}.get(name, ())
+        fits = isinstance(value, str) and (not choices or value in choices)
+        expected = ", ".join(choices) or expected
     else:
         fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
-    choices = {"topology": TOPOLOGIES, "pressure": PRESSURES}.get(name)
-    if not fits or (choices and value not in choices):
-        expected = ", ".join(choices) if choices else f"{kind}, from 0 on where it is a number"
+        expected = f"a number from 0 to {MAX_COUNT - 1}"
+    if not fits:
         raise UsageError(f"telemetry, {name}: expected {expected}, got {value!r:.80}")
 
 
-def occupancy_bps(workers: Sequence[WorkerTimes]) -> int | None:
-    """Return the time inside items to the time of all workers; None where it was not measured."""
-    spans = [worker.span_ns for worker in workers]
+def occupancy_bps(workers: Sequence[WorkerTimes], time_ns: int) -> int | None:
+    """Return how much of a time workers spent inside items; None where it was not measured.
+
+    Args:
+        workers: What each did.
+        time_ns: From the start of the workers until all have left.
+    """
     work = [worker.work_ns for worker in workers]
-    if not workers or None in spans or None in work or not sum(each or 0 for each in spans):
+    if not workers or None in work or not time_ns:
         return None
-    share = sum(each or 0 for each in work) / sum(each or 0 for each in spans)
+    share = sum(each or 0 for each in work) / (len(workers) * time_ns)
     return min(round(WHOLE_BPS * share), WHOLE_BPS)
 
 

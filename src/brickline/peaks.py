@@ -7,7 +7,6 @@ keeping; what a peak means for a brick is in `brickline.roofline`.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from brickline.circumstances import cpu_model
+from brickline.documents import parsed_json
 from brickline.errors import DeviceError, RunError
 from brickline.run_directory import state_directory, write_json
 
@@ -30,7 +30,7 @@ def load_peaks(device: str) -> dict[str, float] | None:
     if directory is None:
         return None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        document = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        document = parsed_json((directory / FILE).read_text(encoding="utf-8"))
         entry = document[device]
         if entry["machine"] == cpu_model():
             return {"gflops": float(entry["gflops"]), "gbps": float(entry["gbps"])}
@@ -66,7 +66,7 @@ def keep_peaks(device: str, peaks: dict[str, float]) -> None:
         )
     document: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        document = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        document = parsed_json((directory / FILE).read_text(encoding="utf-8"))
     when = datetime.now(UTC).isoformat(timespec="seconds")
     document[device] = {**peaks, "machine": cpu_model(), "measured": when}
     write_json(directory / FILE, document)

@@ -22,7 +22,7 @@ from brickline.plan_arguments import checked_flag
 from brickline.plan_buffers import Extent, PlanBuffer
 from brickline.plan_launches import Argument, FloatVariable
 from brickline.symbolic import Expr, Variable
-from brickline.whole_files import whole_file
+from brickline.whole_files import OVERWRITE, whole_file
 
 FORMAT = "brickline plan"
 VERSION = 1
@@ -44,7 +44,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, overwrite: bool = Fal
         raise PlanError(f"{path!s:.400} is there already; choose another name, or overwrite=True")
     text = json.dumps(_document(plan), indent=1, ensure_ascii=True, allow_nan=True)
     try:
-        with whole_file(Path(path), force=overwrite) as file:
+        with whole_file(Path(path), force=overwrite, how=OVERWRITE) as file:
             file.write(text.encode("ascii"))
     except (OSError, OverflowError, TypeError, ValueError) as error:
         raise PlanError(f"cannot write {path!s:.400}: {_why(error)}") from error

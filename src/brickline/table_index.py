@@ -6,11 +6,11 @@ tables are there does not wait for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brickline.documents import parsed_json
 from brickline.run_directory import write_json
 from brickline.spools import spools_of_run, stamp_of_spool
 
@@ -62,7 +62,7 @@ def _current(
     directory: Path, source: Mapping[str, list[int]], tables: Iterable[str]
 ) -> dict[str, Any] | None:
     try:
-        found = json.loads((directory / "index.json").read_text(encoding="utf-8"))
+        found = parsed_json((directory / "index.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     holds = (

@@ -19,9 +19,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brickline.documents import parsed_json
 from brickline.errors import RunDamaged, RunError, RunVersion
 from brickline.traces import KernelTrace
-from brickline.whole_files import whole_file
+from brickline.whole_files import OVERWRITE, whole_file
 
 FORMAT = "brickline-divergence"
 VERSION = 1
@@ -282,7 +283,7 @@ class DivergenceReport:
             RunVersion: if a newer brickline wrote it.
         """
         try:
-            document = json.loads(text)
+            document = parsed_json(text)
             if not isinstance(document, dict) or document.get("format") != FORMAT:
                 raise RunDamaged(f"expected a divergence report (format {FORMAT!r})")
             if document["version"] > VERSION:
@@ -306,7 +307,7 @@ class DivergenceReport:
         """
         target = Path(path)
         try:
-            with whole_file(target, force=overwrite) as file:
+            with whole_file(target, force=overwrite, how=OVERWRITE) as file:
                 file.write(self.to_json().encode("utf-8"))
         except OSError as error:
             raise RunError(f"{target}: cannot write the report: {error.strerror}") from error

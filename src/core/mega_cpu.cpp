@@ -57,7 +57,7 @@ struct alignas(64) MegaCpu::Cursor {
     uint32_t first = 0, last = 0;       // blocks of its part
     uint32_t next = 0;                  // the next block
     uint32_t wait = 0;                  // the next wait that is looked at
-    uint64_t begin = 0, ready = 0;      // ticks
+    uint64_t begin = 0, ready = 0;      // ticks; the second is 0 outside of items, and read by the host
     uint64_t random = 0;
     MegaProgress progress = {};
 
@@ -93,7 +93,7 @@ MegaOutcome MegaCpu::run(const MegaOptions& options) {
                                 : prepare(options);
     if (!refused.problem.empty()) return refused;
     bool has_ended = true;
-    if (options.deadline_ns) {
+    if (options.deadline_ns || (options.is_watched && m_last_ns >= SHORT_NS)) {
         if (!m_crew.begin(*this, m_workers)) {
             refused.problem = "the machine gives no threads";  // it counts as cut off: counters are made anew
             return refused;
@@ -128,6 +128,7 @@ std::string MegaCpu::prepare(const MegaOptions& options) {
         cursor.at = m_program.list_begin()[w];
         cursor.end = m_program.list_begin()[w + 1];
         cursor.random = options.delay_seed + w * 0x9e3779b97f4a7c15ull;
+        cursor.ready = 0;
         cursor.progress = {};
         cursor.progress.task = cursor.at < cursor.end ? m_program.lists()[cursor.at] : MEGA_NONE;
         cursor.progress.missing = MEGA_NONE;
@@ -143,6 +144,7 @@ std::string MegaCpu::prepare(const MegaOptions& options) {
 
 void MegaCpu::make_room() {
     m_seen = m_program.structure_version();
+    m_last_ns = ~0ull;
     m_tasks = uint32_t(m_program.tasks().size());
     m_counters.reset(new Counter[2 * size_t{m_tasks}]);
     m_states.reset(new TaskState[m_tasks]);
@@ -172,7 +174,7 @@ bool MegaCpu::run_watched() {
     PlanStop* const stop = m_options.stop;
     const uint64_t interval_ns = stop ? stop->interval_ns() : SLEEP_NS;
     uint64_t now_ns = monotonic_ns();
-    uint64_t last_ns = now_ns + m_options.deadline_ns + GRACE_NS;
+    uint64_t last_ns = m_options.deadline_ns ? now_ns + m_options.deadline_ns + GRACE_NS : Doorbell::FOREVER;
     bool is_ending = false;
     while (!m_crew.wait(std::min(last_ns, now_ns + interval_ns))) {
         now_ns = monotonic_ns();
@@ -196,14 +198,17 @@ MegaOutcome MegaCpu::outcome(bool has_ended) {
     found.asked_ns = m_asked_ns;
     found.begin_ns = m_begin_ns;
     found.end_ns = monotonic_ns();
+    m_last_ns = found.end_ns - found.begin_ns;
     bool is_whole = true;
     for (uint32_t w = 0; w < m_workers; ++w) {
         Cursor& cursor = m_cursors[w];
         const bool has_left = cursor.has_left.load(std::memory_order_acquire);
         if (!has_left && !has_ended) {  // it ends here as far as anybody can say
+            const uint64_t now = m_clock.now(), ready = get(cursor.ready);
+            if (ready) put(cursor.progress.work, get(cursor.progress.work) + (now - ready));
             put(cursor.progress.state, uint32_t(MegaState::Hung));
             put(cursor.progress.end_ns, found.end_ns);
-            put(cursor.progress.end, m_clock.now());
+            put(cursor.progress.end, now);
         }
         is_whole &= get(cursor.progress.state) == uint32_t(MegaState::Finished);
         found.items += get(cursor.progress.items);
@@ -348,7 +353,6 @@ void MegaCpu::enter(Cursor& cursor) {
     cursor.first = cursor.next = share.first;
     cursor.last = share.last;
     cursor.wait = 0;
-    cursor.ready = 0;
     cursor.has_entered = true;
     // A member of a region waits for the part before it of the same worker, and for nothing else of it.
     if (!(task.flags & MEGA_JOINED)) cursor.has_fault = false;
@@ -370,7 +374,7 @@ bool MegaCpu::is_ready(Cursor& cursor) {
     }
     put(cursor.progress.missing, MEGA_NONE);
     put(cursor.progress.arrived, 0u);
-    cursor.ready = task.waits ? m_clock.now() : cursor.begin;
+    put(cursor.ready, task.waits ? m_clock.now() : cursor.begin);
     MegaProgress& progress = cursor.progress;
     put(progress.dependency_wait, progress.dependency_wait + (cursor.ready - cursor.begin));
     return true;
@@ -419,12 +423,8 @@ void MegaCpu::execute_item(Cursor& cursor, brickline_launch& local) {
 void MegaCpu::finish(Cursor& cursor) {
     const uint64_t now = m_clock.now();
     MegaProgress& progress = cursor.progress;
-    put(progress.work, progress.work + (now - cursor.ready));
+    write_down(cursor, now);
     put(m_executed[cursor.at], progress.blocks);
-    // Nobody reads records of a run that was given up but its caller, who may do so now.
-    if (!m_records.empty() && !m_is_given_up.load(std::memory_order_relaxed)) {
-        m_records[cursor.at] = {cursor.begin, cursor.ready, now, cursor.task, progress.blocks};
-    }
     if (m_program.tasks()[cursor.task].flags & MEGA_SIGNALS) {
         if (m_options.delay_seed) [[unlikely]] dawdle(cursor);
         counter(m_set, cursor.task)
@@ -437,13 +437,28 @@ void MegaCpu::finish(Cursor& cursor) {
     put(progress.position, progress.position + 1);
 }
 
+// A part as far as it was executed. Nobody reads the times of a run that was given up but its caller,
+// who may do so now.
+void MegaCpu::write_down(Cursor& cursor, uint64_t now) {
+    MegaProgress& progress = cursor.progress;
+    if (!m_is_given_up.load(std::memory_order_relaxed)) {
+        put(progress.work, progress.work + (now - cursor.ready));
+        if (!m_records.empty()) {
+            m_records[cursor.at] = {cursor.begin, cursor.ready, now, cursor.task, progress.blocks};
+        }
+    }
+    put(cursor.ready, uint64_t{0});
+}
+
 MegaCpu::Step MegaCpu::leave(Cursor& cursor, MegaState state) {
     MegaProgress& progress = cursor.progress;
     if (state == MegaState::Finished) {
         put(progress.task, MEGA_NONE);
         put(progress.blocks, 0u);
     } else if (cursor.ready) {
-        put(progress.work, progress.work + (m_clock.now() - cursor.ready));
+        write_down(cursor, m_clock.now());
+    } else if (cursor.has_entered && progress.missing != MEGA_NONE) {
+        put(progress.dependency_wait, progress.dependency_wait + (m_clock.now() - cursor.begin));
     }
     if (!m_is_given_up.load(std::memory_order_relaxed)) {
         put(progress.end, m_clock.now());
@@ -497,16 +512,21 @@ bool MegaCpu::is_skipped(uint32_t task) const {
     return m_states[task].is_skipped.load(std::memory_order_relaxed);
 }
 
-std::vector<uint64_t> MegaCpu::items_done() const {
-    std::vector<uint64_t> done(m_tasks);
+std::vector<uint64_t> MegaCpu::items_executed() const {
+    std::vector<uint64_t> executed(m_tasks);
     for (uint32_t w = 0; w < m_workers; ++w) {
         const MegaProgress now = progress(w);
         const uint32_t begin = m_program.list_begin()[w];
         for (uint32_t k = 0; k < now.position; ++k) {
-            done[m_program.lists()[begin + k]] += get(const_cast<uint32_t&>(m_executed[begin + k]));
+            executed[m_program.lists()[begin + k]] += get(const_cast<uint32_t&>(m_executed[begin + k]));
         }
-        if (now.task != MEGA_NONE) done[now.task] += now.blocks;
+        if (now.task != MEGA_NONE) executed[now.task] += now.blocks;
     }
+    return executed;
+}
+
+std::vector<uint64_t> MegaCpu::items_done() const {
+    std::vector<uint64_t> done = items_executed();
     for (uint32_t task = 0; task < m_tasks; ++task) {
         done[task] -= m_states[task].faulted.load(std::memory_order_relaxed);
         done[task] = done[m_program.computed_by(task)];

@@ -4,10 +4,12 @@
 // is done, it works on lists that nobody is at, one entry at a time. So a program with any number of
 // workers ends on any number of threads, and none is idle while an item is ready.
 //
-// Without a deadline the calling thread works along, and an item that never returns keeps it. With one
-// all items run on threads of the engine: workers leave by themselves between two items once it has
-// come, and the caller goes on without one that does not. The engine is dead then: that thread may
-// still write to the memory of the program, so engine, program and memory have to stay.
+// An unwatched run has the calling thread work along, and an item that never returns keeps it. Of one
+// that is watched, or has a deadline, all items run on threads of the engine: workers leave by
+// themselves between two items once the deadline or a stop has come, and the caller goes on without one
+// that does not. The engine is dead then: that thread may still write to the memory of the program, so
+// engine, program and memory have to stay. Where the last run was so short that handing it over would
+// take a good part of it, the next one is unwatched, unless it has a deadline.
 #pragma once
 
 #include <memory>
@@ -25,6 +27,7 @@ enum class MegaReason : uint32_t { None = 0, Asked = 1, Signal = 2, Deadline = 3
 
 struct MegaOptions {
     uint64_t deadline_ns = 0;    // from the beginning of the run; 0: none
+    bool is_watched = false;     // the caller waits instead of working along, unless the last run was short
     bool is_recorded = false;    // entry by entry
     uint64_t delay_seed = 0;     // other than 0: workers dawdle before items and signals, at random
     PlanStop* stop = nullptr;    // asked by the calling thread, null: never
@@ -49,6 +52,7 @@ class MegaCpu final : private SharedWork {
   public:
     // How long after the deadline, or a stop, a worker may take for the item that it is at.
     static constexpr uint64_t GRACE_NS = 1'800'000'000;
+    static constexpr uint64_t SHORT_NS = 200'000;
 
     // The program stays the caller's, and is brought up to date at each run.
     explicit MegaCpu(MegaProgram& program);
@@ -62,12 +66,15 @@ class MegaCpu final : private SharedWork {
     bool is_dead() const { return m_is_dead; }
     // Of the last run. All may be asked for while a worker hangs.
     MegaProgress progress(uint32_t worker) const;
-    // As lists() has them; of an entry that no worker came to everything is 0.
+    // As lists() has them, one that was left with the items until then; of an entry that no worker came
+    // to everything is 0.
     const std::vector<MegaRecord>& records() const { return m_records; }
     MegaFault fault(uint32_t task) const;
     bool is_skipped(uint32_t task) const;
     // Items of each task that were executed without a fault; of an alias, of the task that computed it.
     std::vector<uint64_t> items_done() const;
+    // Items of each task that were executed, those that faulted among them; of an alias none.
+    std::vector<uint64_t> items_executed() const;
     bool is_finished(uint32_t task) const { return m_is_finished[task]; }
 
   private:
@@ -109,6 +116,7 @@ class MegaCpu final : private SharedWork {
     bool execute(Cursor& cursor, Hand& hand);
     void execute_item(Cursor& cursor, brickline_launch& local);
     void finish(Cursor& cursor);
+    void write_down(Cursor& cursor, uint64_t now);
     Step leave(Cursor& cursor, MegaState state);
     void dawdle(Cursor& cursor) const;
 
@@ -126,6 +134,7 @@ class MegaCpu final : private SharedWork {
     bool m_is_running = false;  // still set where a fork cut a run off
     bool m_is_dead = false;
     uint64_t m_asked_ns = 0, m_begin_ns = 0;
+    uint64_t m_last_ns = ~0ull;  // that the last run of these tables took
     uint64_t m_deadline_tick = 0;
     std::unique_ptr<Counter[]> m_counters;
     std::unique_ptr<TaskState[]> m_states;

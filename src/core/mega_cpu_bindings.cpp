@@ -44,6 +44,7 @@ class MegaCpuCore {
         options.is_recorded = recorded;
         options.delay_seed = delay_seed;
         options.stop = &m_signals;
+        options.is_watched = m_signals.can_come();
         {
             nb::gil_scoped_release released;
             m_outcome = m_cpu->run(options);
@@ -98,6 +99,7 @@ class MegaCpuCore {
         if (name == "waits") return mega_bytes_of(m_program->waits());
         if (name == "records") return mega_bytes_of(m_cpu->records());
         if (name == "items_done") return mega_bytes_of(m_cpu->items_done());
+        if (name == "items_executed") return mega_bytes_of(m_cpu->items_executed());
         if (name == "progress") {
             std::vector<MegaProgress> rows;
             for (uint32_t w = 0; w < m_program->workers(); ++w) rows.push_back(m_cpu->progress(w));
@@ -151,8 +153,8 @@ void bind_mega_cpu(nb::module_& module) {
              "Follow the plan's variables and addresses; None, or why it cannot be run.")
         .def("stop", &MegaCpuCore::stop, "End the run that is under way, between two items.")
         .def("table", &MegaCpuCore::table, "name"_a,
-             "The bytes of tasks, list_begin, lists, waits; of the last run: records, items_done, progress, "
-             "faults.")
+             "The bytes of tasks, list_begin, lists, waits; of the last run: records, items_done, "
+             "items_executed, progress, faults.")
         .def("ends", &MegaCpuCore::ends, "Whether each launch is finished, and whether part was skipped.")
         .def_prop_ro("items", &MegaCpuCore::items, "Items of all launches.")
         .def_prop_ro("structure_version", &MegaCpuCore::structure_version, "Counts changes of the tables.")

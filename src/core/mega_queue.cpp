@@ -127,6 +127,7 @@ MegaQueueWait MegaQueueEngine::wait_for_workers() {
 }
 
 MegaQueueWait MegaQueueEngine::give_up() {
+    if (m_workers->failure().empty()) m->collect();  // what was done until now
     m_is_dead = true;
     m_workers->end(true);
     return MegaQueueWait::Hung;

@@ -78,6 +78,7 @@ class MegaQueueCore {
         chosen.is_deduping = nb::cast<bool>(options["dedupe"]);
         chosen.delay_seed = nb::cast<uint64_t>(options["delay_seed"]);
         chosen.grace_ns = nb::cast<uint64_t>(options["grace_ns"]);
+        m_held = options["held"];
         std::vector<MegaQueueOp> functions;
         for (nb::handle object : ops) {
             const nb::sequence row = nb::cast<nb::sequence>(object);
@@ -110,7 +111,18 @@ class MegaQueueCore {
         m_device = workers.get();
         m_engine = std::make_unique<MegaQueueEngine>(chosen, std::move(functions), std::move(workers));
     }
+    // A thread that never came back still uses all of it, until the process ends. An interpreter that ends
+    // lets go of everything else, so nothing in it could keep it.
     ~MegaQueueCore() {
+        {
+            const nb::gil_scoped_release released;
+            if (!m_engine->is_foreign()) m_engine->close();
+        }
+        if (m_engine->state() == MegaQueueState::Dead) {
+            (void)m_engine.release();
+            (void)m_held.release();
+            return;
+        }
         const nb::gil_scoped_release released;
         m_engine.reset();
     }
@@ -326,6 +338,7 @@ class MegaQueueCore {
     std::vector<MegaQueueSignature> m_signatures;
     std::unique_ptr<MegaQueueEngine> m_engine;
     MegaQueueDevice* m_device = nullptr;  // the engine's; null: it is on threads
+    nb::object m_held;                    // what workers use: code and memory
     MegaBatch m_batch;
     PendingSignals m_signals;
 };

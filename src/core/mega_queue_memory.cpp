@@ -226,7 +226,6 @@ uint32_t MegaThreadMemory::execute(Turn& turn, MegaHand& hand, uint32_t slot, co
     hand.since.store(begin, std::memory_order_relaxed);
     hand.inside.store(1, std::memory_order_release);
     ops[submission.op].function(&launch);
-    hand.inside.store(0, std::memory_order_release);
     turn.now = clock.now();
     const uint64_t ticks = turn.now - begin;
     add(hand.items, uint64_t{1});
@@ -240,6 +239,7 @@ uint32_t MegaThreadMemory::execute(Turn& turn, MegaHand& hand, uint32_t slot, co
             ++hand.dropped_records;
         }
     }
+    hand.inside.store(0, std::memory_order_release);  // who hung and is back has written its record
     turn.free_since = turn.now;
     return code;
 }

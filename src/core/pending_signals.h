@@ -14,8 +14,11 @@ namespace brickline {
 // come back from an interpreter that is being taken down.
 class PendingSignals final : public PlanStop {
   public:
+    // Whether this thread is the one.
+    static bool can_come() { return ::syscall(SYS_gettid) == ::getpid(); }
+
     bool is_wanted() override {
-        if (::syscall(SYS_gettid) != ::getpid()) return false;
+        if (!can_come()) return false;
         const nanobind::gil_scoped_acquire held;
         return PyErr_CheckSignals() != 0;
     }

@@ -600,6 +600,23 @@ def test_a_path_that_cannot_be_written_is_refused_first(
     assert (tmp_path / "q.json").read_text() == "mine"
 
 
+def test_a_log_replaces_another_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    path.write_text("mine")
+    with Megakernel("CPU", OPS, log=path, overwrite=True) as mega:
+        pass
+    assert path.read_text() == "mine"  # nothing was submitted
+    with Megakernel("CPU", OPS, workers=2, log=path, overwrite=True) as mega:
+        chain(mega)
+        mega.drain()
+        assert path.read_text() == "mine"
+    assert replay(ReplayLog.load(path))
+    with pytest.raises(QueueError, match=r"is there already; .*overwrite=True"):
+        Megakernel("CPU", OPS, log=path)
+    with pytest.raises(QueueError, match="expected a file's path, got the directory"):
+        Megakernel("CPU", OPS, log=tmp_path, overwrite=True)
+
+
 def test_what_cannot_be_logged_is_refused(
     mega: Megakernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,6 +299,9 @@ def test_the_commands_log_and_replay(plan_file: Path) -> None:
         again = run("replay", target, "--executor", executor)
         assert again.exit_code == 0, again.output
         assert "the same bits, 10 launches over 2 runs" in again.output
+    unknown = run("replay", target, "--executor", "foo")
+    assert isinstance(unknown.exception, PlanError)
+    assert "serial, parallel, graph, megakernel, queue, got 'foo'" in str(unknown.exception)
     taken = run("run", plan_file, "--log", target)
     assert isinstance(taken.exception, UsageError)
     assert run("run", plan_file, "--log", target, "--force").exit_code == 0

@@ -387,6 +387,7 @@ void test_deadline() {
         made.build(workers);
         MegaOptions options;
         options.deadline_ns = 100'000'000;
+        options.is_recorded = true;
         const MegaOutcome outcome = made.run(options);
         uint64_t ran = 0, total = 0;
         for (const auto& work : made.all.works) {
@@ -403,6 +404,15 @@ void test_deadline() {
             check_equal(done[i], made.all.works[i]->blocks_done.load(), "items done of each launch");
             check(made.cpu->is_finished(uint32_t(i)) == (done[i] == made.all.works[i]->words.size()), "finished");
         }
+        check(made.cpu->items_executed() == done, "without a fault what is executed is done");
+        uint64_t recorded = 0, work = 0, measured = 0;
+        for (const MegaRecord& record : made.cpu->records()) {
+            recorded += record.blocks;
+            work += record.end - record.ready;
+        }
+        for (uint32_t w = 0; w < workers; ++w) measured += made.cpu->progress(w).work;
+        check_equal(recorded, ran, "items of a part that was left are recorded, too");
+        check_equal(work, measured, "with their time");
         for (auto& work : made.all.works) work->linger_ns = 0;
         options.deadline_ns = 60'000'000'000;
         for (int run = 0; run < 5; ++run) check_whole(made, made.run(options));
@@ -459,6 +469,28 @@ struct Asked final : PlanStop {
         return --left == 0;
     }
 };
+
+void test_a_watched_run_gives_up_an_item_that_hangs() {
+    Case made;
+    std::atomic<bool> gate{false};
+    made.add(2).gate = &gate;
+    made.build(2);
+    Asked stop(10);
+    MegaOptions options;
+    options.is_watched = options.is_recorded = true;
+    options.stop = &stop;
+    const MegaOutcome outcome = made.run(options);
+    check(outcome.reason == MegaReason::Signal && outcome.state == MegaState::Hung, "the caller goes on");
+    check(made.cpu->is_dead(), "without the engine");
+    bool has_worked = false;
+    for (uint32_t w = 0; w < 2; ++w) {
+        const MegaProgress progress = made.cpu->progress(w);
+        const bool is_hung = progress.state == uint32_t(MegaState::Hung);
+        has_worked |= is_hung && progress.work > 0 && progress.work <= progress.end - progress.begin;
+    }
+    check(has_worked, "the time in the item counts until then");
+    gate = true;
+}
 
 void test_stop_that_is_asked_for() {
     for (const uint64_t deadline_ns : {uint64_t{0}, uint64_t{60'000'000'000}}) {
@@ -561,6 +593,7 @@ int main() {
     test_a_deadline_holds_to_the_length_of_one_item();
     test_stop_from_another_thread();
     test_stop_that_is_asked_for();
+    test_a_watched_run_gives_up_an_item_that_hangs();
     test_an_item_that_never_returns();
     test_more_workers_than_threads();
     test_engines_at_the_same_time();

@@ -477,6 +477,7 @@ void check_hang() {
     auto engine = make_engine([] {
         MegaQueueOptions chosen = options(2, 64);
         chosen.grace_ns = 200'000'000;
+        chosen.is_recorded = true;
         return chosen;
     }(), std::vector<MegaQueueOp>{{&hold, 2, 0}, {&note, 2, 0}});
     uint64_t memory = 0;
@@ -504,8 +505,37 @@ void check_hang() {
     MegaBatch more;
     add_note(more, *order, 1, 3, 2);
     check(engine->publish(more, FOREVER, nullptr).refused == MegaRefused::State, "a dead engine takes nothing");
-    engine.reset();  // does not wait for it
+    const std::vector<MegaSubmissionRow> rows = engine->rows_now();
+    check(rows.size() == 3 && rows[0].done == 0 && rows[0].state == MegaSubmissionState::Open &&
+              rows[1].state == MegaSubmissionState::Open && rows[2].state == MegaSubmissionState::Done,
+          "what was done is known, and what was not");
+    check_equal(engine->totals().done, 1u, "and how much");
+    const size_t recorded = engine->records().size();
+    order->is_held.store(false);
+    if (g_is_on_device) {
+        ::usleep(100'000);
+    } else {
+        check(recorded <= 1, "the worker that hangs may write to its records");
+        const uint64_t until_ns = monotonic_ns() + 20'000'000'000;
+        while (engine->records().size() < 2 && monotonic_ns() < until_ns) engine->collect();
+        check_equal(engine->records().size(), 2u, "and has written them when it is back");
+    }
+    engine.reset();
     check(true, "a dead engine can be closed");
+}
+
+void check_hang_that_is_closed() {
+    auto order = std::make_unique<Order>();
+    auto engine = make_engine([] {
+        MegaQueueOptions chosen = options(1, 64);
+        chosen.grace_ns = 100'000'000;
+        return chosen;
+    }(), std::vector<MegaQueueOp>{{&hold, 2, 0}, {&note, 2, 0}});
+    MegaBatch batch;
+    add_note(batch, *order, 0, 0, 2);
+    engine->publish(batch, FOREVER, nullptr);
+    check(engine->drain(monotonic_ns() + 100'000'000, nullptr) == MegaQueueWait::Hung, "it hangs");
+    engine.reset();  // does not wait for it
     order->is_held.store(false);
     ::usleep(100'000);  // it returns into memory that is still there
 }
@@ -599,6 +629,7 @@ void check_all(uint32_t rounds) {
     check_large_batches();
     check_fork();
     check_hang();
+    check_hang_that_is_closed();
 }
 
 }  // namespace

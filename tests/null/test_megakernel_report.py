@@ -33,7 +33,8 @@ from typer.testing import CliRunner
 
 import brickline
 from brickline.commands import app
-from brickline.errors import RunDamaged, RunError, RunVersion, UsageError
+from brickline.errors import BricklineError, RunDamaged, RunError, RunVersion, UsageError
+from brickline.export.megakernel_metrics import families_of_megakernel, sources_of
 from brickline.megakernel_files import is_megakernel_report
 from brickline.megakernel_flow import Flow
 from brickline.megakernel_progress import FAULT, NO_TASK, PROGRESS, RECORD
@@ -130,8 +131,9 @@ def test_counts_and_sums_are_those_of_the_rows() -> None:
     assert report.imbalance == pytest.approx(6000 / 5250)
     assert report.telemetry.bytes_moved == 5120
     assert report.telemetry.capacity == 42
-    work, span = 21_000, 6000 + 5990 + 5980 + 5970
-    assert report.telemetry.occupancy_bps == round(10_000 * work / span)
+    assert report.backend_dispatch_ns == 40_000
+    assert report.telemetry.occupancy_bps == round(10_000 * 21_000 / (WORKERS * 40_000))
+    assert "work 13.1 % · waiting for tasks 1.8 % · away 85.0 %" in str(report)
     assert {row.name: (row.tasks, row.items, row.work_ns) for row in report.op_times} == {
         "rms_norm": (2, 2, 1000),
         "gemv": (2, 16, 8000),
@@ -199,6 +201,86 @@ def test_deduped_items_are_done_when_their_values_are() -> None:
     assert report.tasks.state[7] == TaskState.DEDUPED
 
 
+def test_ops_count_what_was_executed() -> None:
+    progress, records = decoder_rows()
+    records = [rows[rows["task"] < 3] for rows in records]
+    progress["state"] = 2
+    progress["task"] = 3
+    progress["items"] = [sum(rows["blocks"]) for rows in records]
+    report = decoder_report(progress=progress, records=records)
+    assert {row.name: row.items for row in report.op_times} == {
+        "rms_norm": 1,
+        "gemv": 8,
+        "attention": 4,
+        "silu_gate": 0,
+    }
+    # One item more than was recorded: its time is missing.
+    report = decoder_report(progress=progress, records=records, op_items=(1, 9, 4, 0))
+    assert {row.name: (row.items, row.work_ns) for row in report.op_times} == {
+        "rms_norm": (1, 500),
+        "gemv": (9, None),
+        "attention": (4, 2000),
+        "silu_gate": (0, 0),
+    }
+    # Without records nobody knows whose items these were.
+    report = decoder_report(progress=progress, records=None, waits=None)
+    assert {row.items for row in report.op_times} == {None}
+    assert MegakernelReport.from_json(report.to_json()).op_items is None
+
+
+def test_the_op_of_a_worker_that_hangs_has_no_time() -> None:
+    progress, records = decoder_rows()
+    progress[2]["state"], progress[2]["task"] = 3, 6
+    report = decoder_report(progress=progress, records=records)
+    assert {row.name: row.work_ns is None for row in report.op_times} == {
+        "rms_norm": False,
+        "gemv": False,
+        "attention": True,
+        "silu_gate": False,
+    }
+
+
+def test_tasks_are_walked_row_by_row() -> None:
+    tasks = decoder_report().tasks
+    assert [task.items for task in tasks] == tasks.items.tolist()
+    assert tasks[5] == (
+        1,
+        8,
+        2,
+        -1,
+        *(int(each[5]) for each in (tasks.brick, tasks.layer)),
+        8,
+        0,
+        None,
+    )
+    assert tasks[-1].state is TaskState.DONE
+    with pytest.raises(IndexError):
+        tasks[8]
+
+
+def test_what_never_ran_contributed_nothing() -> None:
+    progress, records = decoder_rows()
+    records = [rows[rows["task"] <= 5] for rows in records]
+    progress["items"] = [sum(rows["blocks"]) for rows in records]
+    progress["skipped"] = 3
+    report = decoder_report(
+        progress=progress,
+        records=records,
+        faults=faulted_rows(),
+        outputs={"cache": (5,), "y": (7,)},
+    )
+    assert report.tasks.done is not None
+    done = int(report.tasks.done[:6].sum())
+    assert f"with 30 items, of which {done} are done" in report.explain("cache")
+    assert sum(each.items for each in sources_of(report, (5,))) == done == 29
+    assert sources_of(report, (7,)) == []
+    names = {family.name: family for family in families_of_megakernel(report)}
+    shown = names["brickline_megakernel_output_source_items"].samples
+    assert {dict(sample.labels)["output"] for sample in shown} == {"cache"}
+    counted = names["brickline_megakernel_op_items"].samples
+    assert sum(sample.value for sample in counted) == 30
+
+
 def test_a_worker_that_hangs_is_named() -> None:
     progress, records = decoder_rows()
     progress[2]["state"], progress[2]["task"], progress[2]["end_ns"] = 3, 6, 0
@@ -216,6 +298,9 @@ def test_what_was_not_measured_is_none_and_said() -> None:
     assert report.lineage_ns is None
     assert report.lineage_items is None
     assert list(report.region_lineage) == []
+    for ask in (lambda: report.region_lineage[-1], lambda: report.explain("none")):
+        with pytest.raises(UsageError, match="kept no lineage; run it again with lineage=True"):
+            ask()
     assert report.telemetry.frontier_density_bps is None
     assert report.telemetry.topology is None
     assert report.telemetry.bytes_moved is None
@@ -286,7 +371,7 @@ def test_a_queue_says_what_remains_and_why() -> None:
     assert "11 of 15 items" in text
     assert "4 items remain: 1 faulted, 3 skipped" in text
     assert "MK503" in text
-    assert "add        3       8   700 ns" in text
+    assert "add        3       5   700 ns" in text
 
 
 # ---------------------------------------------------------------------------------------- lineage
@@ -404,7 +489,7 @@ def test_sources_are_those_of_a_plain_walk(
     ("changes", "words"),
     [
         ({"name": ""}, "name: expected text"),
-        ({"wall_time_ns": -1}, "wall_time_ns: expected a number from 0 on, got -1"),
+        ({"wall_time_ns": -1}, f"wall_time_ns: expected a number from 0 to {2**62 - 1}, got -1"),
         ({"wall_time_ns": 1.5}, "wall_time_ns: expected a number"),
         ({"lineage_ns": True}, "lineage_ns: expected a number"),
         ({"tasks": {"op": [0] * COUNT}}, "expected a column items"),
@@ -414,10 +499,13 @@ def test_sources_are_those_of_a_plain_walk(
         ({"tasks": {**decoder_tasks(), "layer": [0]}}, "expected 8 rows, got 1"),
         ({"tasks": {**decoder_tasks(), "alias": [0] + [-1] * 7}}, "expected an earlier task"),
         ({"tasks": {**decoder_tasks(), "alias": [-1, 0, 1, *[-1] * 5]}}, "an alias itself"),
-        ({"outputs": {"y": (8,)}}, "output 'y': expected a task below 8, got 8"),
+        ({"outputs": {"y": (8,)}}, "output 'y': expected a task from 0 to 7, got 8"),
         ({"flow": chain_flow(7)}, "lineage: expected 8 tasks, got 7"),
         ({"published_items": 41}, "expected 41 items processed and remaining"),
         ({"items_skipped": 5}, "at most 0 items faulted and skipped"),
+        ({"lineage_items": 43}, "lineage_items: expected at most 42, as many as were submitted"),
+        ({"op_items": (1,)}, "op_items: expected 4, got 1"),
+        ({"telemetry": {"capacity": 2**62}}, f"a number from 0 to {2**62 - 1}, got {2**62}"),
         ({"telemetry": {"topology": "round"}}, "topology: expected empty"),
         ({"telemetry": {"stranger": 1}}, "telemetry has no field 'stranger'"),
         (
@@ -473,7 +561,7 @@ def test_what_is_saved_comes_back(make: Callable[[], MegakernelReport], tmp_path
     assert str(again) == str(report)
     assert again.explain(3) == report.explain(3)
     assert list(again.region_lineage) == list(report.region_lineage)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match=r"is there already; .* or use overwrite=True"):
         report.save(path)
     report.save(path, overwrite=True)
     assert [each.name for each in tmp_path.iterdir()] == ["a.megakernel.json"]
@@ -495,6 +583,7 @@ def test_damage_is_found_and_said(tmp_path: Path) -> None:
         (whole.replace(b'"items_processed":42', b'"items_processed":41'), "digest"),
         (whole.replace(b'"version": 1', b'"version": 0'), "version from 1 on"),
         (b"", "is no megakernel's report"),
+        (b"[" * 200_000, "nests too deeply"),
         (b"[]", "format 'brickline-megakernel'"),
         (b"\xff\xfe", "is no megakernel's report"),
         (b'{"format": "brickline-divergence"}', "format 'brickline-megakernel'"),
@@ -510,6 +599,36 @@ def test_damage_is_found_and_said(tmp_path: Path) -> None:
         MegakernelReport.load(tmp_path / "none")
     with pytest.raises(RunDamaged, match="got a directory"):
         MegakernelReport.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "words"),
+    [
+        (("lineage_items",), 10**15, "lineage_items: expected at most 42"),
+        (("workers", 1, "dependency_wait_ns"), 10**15, "worker 1, dependency_wait_ns: expected at"),
+        (("workers", 1, "task"), 8, "worker 1: expected a task from 0 to 7, got 8"),
+        (("tasks", "items", 0), 2, "items of tasks: expected at most 42"),
+        (("items_processed",), 41, "tasks, done: expected at most 41 together"),
+        (("op_items",), [1, 2, 3, -1], "op_items: expected a number"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_refused(
+    way: tuple[Any, ...], value: Any, words: str
+) -> None:
+    contents = json.loads(decoder_report().to_json())["report"]
+    holder = contents
+    for key in way[:-1]:
+        holder = holder[key]
+    holder[way[-1]] = value
+    if way == ("items_processed",):
+        contents["items_remaining"] = 1
+    with pytest.raises(RunDamaged, match=f"contradicts itself: {re.escape(words)}"):
+        MegakernelReport.from_json(signed(contents))
+
+
+def test_a_time_that_no_worker_can_have_had_is_not_measured() -> None:
+    made = queue_report(workers=[WorkerTimes(1, 0, 0, 900, 10, 10**12)] * 2)
+    assert [each.dependency_wait_ns for each in made.workers] == [None, None]
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -595,6 +714,24 @@ def test_the_command_shows_it(tmp_path: Path) -> None:
     assert "Content-Security-Policy" in (tmp_path / "a.html").read_text(encoding="utf-8")
     refused = run("report", path, "--csv")
     assert isinstance(refused.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is an empty file"),
+        ('{"format": "brickline-replay", "version": 1}', "is a replay log: brickline plan replay"),
+        ('{\n "format": "brickline plan", "version": 1}', "is a plan: brickline plan explain"),
+        ("[" * 200_000, "nests too deeply"),
+    ],
+)
+def test_the_command_says_what_else_a_file_is(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+    refused = run("report", path)
+    assert isinstance(refused.exception, BricklineError)
+    assert words in str(refused.exception)
+    assert str(path) in str(refused.exception)
 
 
 def test_many_workers_are_shown_as_neighbours() -> None:

@@ -15,8 +15,9 @@ from rich.console import Console
 from brickline.budgets import BudgetResult, check_budgets, load_budgets
 from brickline.commands.against import show_changes
 from brickline.commands.streams import print_document, say
+from brickline.documents import stated_format
 from brickline.errors import UsageError
-from brickline.megakernel_files import is_megakernel_report
+from brickline.megakernel_files import DOCUMENT
 from brickline.megakernel_report import MegakernelReport
 from brickline.profile import profile_from_run
 from brickline.profile_checks import ProfileFinding
@@ -32,6 +33,14 @@ from brickline.report.megakernel import print_megakernel
 from brickline.report.text import print_profile, render_budgets, render_findings
 from brickline.runs import Run
 from brickline.verdicts import DivergenceReport
+
+_OTHER_FILES = {
+    "": "an empty file",
+    "brickline-replay": "a replay log: brickline plan replay runs it again",
+    "brickline plan": "a plan: brickline plan explain shows it",
+    "brickline-graph": "a graph",
+}
+"""What else may be given by mistake, by what a file says that it is."""
 
 
 def report(
@@ -97,7 +106,13 @@ def report(
     if run.is_file():
         if budget is not None or csv or validate or repeat:
             raise UsageError(f"{run} is no run: it is shown as text, or with --json or --html")
-        show = _show_megakernel if is_megakernel_report(run) else _show_divergence
+        found = stated_format(run)
+        if found in _OTHER_FILES:
+            raise UsageError(
+                f"{run} is {_OTHER_FILES[found]}; expected a run, which is a directory, or a "
+                "report that check, compare or MegakernelReport.save kept"
+            )
+        show = _show_megakernel if found == DOCUMENT.format else _show_divergence
         show(run, json=json, html=html, force=force)
         return
     opened = Run.open(run)

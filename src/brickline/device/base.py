@@ -111,7 +111,12 @@ FAULTS = {
 
 def fault_text(code: int) -> str:
     """Return what a fault code of a single-source kernel means."""
-    return f"fault {code}: {FAULTS.get(code, 'a code of its own, from block.fault')}"
+    return f"fault {code}: {fault_words(code)}"
+
+
+def fault_words(code: int) -> str:
+    """Return the same without the code."""
+    return FAULTS.get(code, "a code of its own, from block.fault")
 
 
 @dataclass(frozen=True)

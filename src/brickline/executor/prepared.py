@@ -277,7 +277,7 @@ class PreparedPlan:
             )
         try:
             if self._poison is not None:
-                raise PlanError(f"{self._poison}; call reset() to run it again")
+                raise PlanError(f"{self._poison}{self._remedy}")
             yield
         finally:
             self._lock.release()
@@ -321,6 +321,15 @@ class PreparedPlan:
         raise LaunchError(
             f"{self._poison}; {self._finished_text(done)}. Call reset() before running it again"
         )
+
+    @property
+    def _remedy(self) -> str:
+        """What makes a plan that failed run again; nothing does where an item never returned."""
+        run = self._run
+        if not isinstance(run, ProgramExecutor) or not run.engine.is_dead:
+            return "; call reset() to run it again"
+        after = run.engine.after_a_hang
+        return "" if after in str(self._poison) else f"; an item has not returned: {after}"
 
     def _stopped_text(self, error: BaseException) -> str:
         """Return what stopped a run: an exception of Python's."""

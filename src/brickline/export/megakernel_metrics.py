@@ -31,6 +31,7 @@ class Source:
     layer: str
     tasks: int
     items: int
+    """That are done."""
 
 
 def families_of_megakernel(report: MegakernelReport) -> list[Family]:
@@ -48,13 +49,17 @@ def families_of_megakernel(report: MegakernelReport) -> list[Family]:
 
 
 def sources_of(report: MegakernelReport, writers: tuple[int, ...]) -> list[Source]:
-    """Return what contributed to what some tasks wrote, most items first; empty without lineage."""
+    """Return what contributed to what some tasks wrote, most items first; empty without lineage.
+
+    A task of which no item is done wrote nothing, and nothing contributed to that.
+    """
     if report.flow is None:
         return []
-    tasks, found = report.tasks, report.flow.all_sources(writers)
+    tasks, found = report.tasks, report.flow.all_sources(_written(report, writers))
+    done = tasks.items if tasks.done is None else tasks.done
     counts: Counter[tuple[int, int, int]] = Counter()
     items: Counter[tuple[int, int, int]] = Counter()
-    columns = (tasks.op, tasks.brick, tasks.layer, tasks.items)
+    columns = (tasks.op, tasks.brick, tasks.layer, done)
     for op, brick, layer, count in zip(*(each[found].tolist() for each in columns), strict=True):
         counts[op, brick, layer] += 1
         items[op, brick, layer] += count
@@ -68,6 +73,12 @@ def sources_of(report: MegakernelReport, writers: tuple[int, ...]) -> list[Sourc
         )
         for key, many in items.most_common()
     ]
+
+
+def _written(report: MegakernelReport, writers: tuple[int, ...]) -> list[int]:
+    """Return the rows of those tasks that wrote something, as far as that is known."""
+    done = report.tasks.done
+    return [row for row in report.rows_of(writers) if done is None or done[row]]
 
 
 def _gauge(name: str, words: str, samples: list[Sample]) -> Family:
@@ -148,8 +159,8 @@ def _ops(report: MegakernelReport) -> Iterator[Family]:
         Sample((("op", row.name),), row.work_ns / 1e9) for row in rows if row.work_ns is not None
     ]
     yield _gauge("op_seconds", "Time inside the items of an op, over all workers.", timed)
-    counted = [Sample((("op", row.name),), row.items) for row in rows]
-    yield _gauge("op_items", "Items of an op.", counted)
+    counted = [Sample((("op", row.name),), row.items) for row in rows if row.items is not None]
+    yield _gauge("op_items", "Items of an op that were executed.", counted)
 
 
 def _sources(report: MegakernelReport) -> Iterator[Family]:
@@ -164,11 +175,12 @@ def _sources(report: MegakernelReport) -> Iterator[Family]:
                 *(("brick", source.brick), ("layer", source.layer)),
             )
             items.append(Sample(labels, source.items))
-        memory = report.flow.given_to_all(report.flow.all_sources(writers).tolist())
+        found = report.flow.all_sources(_written(report, writers)).tolist()
+        memory = report.flow.given_to_all(found)
         given += [Sample((("output", name), ("memory", each)), 1) for each in memory[:MAX_SOURCES]]
     yield _gauge(
         "output_source_items",
-        "Items of an op that contributed to an output, by lineage.",
+        "Items of an op that are done and contributed to an output, by lineage.",
         items,
     )
     yield _gauge("output_given", "Given memory that an output was made from.", given)

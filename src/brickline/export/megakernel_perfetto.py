@@ -90,7 +90,13 @@ def _write(
     task = spans.task[rows][at]
     names = (*report.ops, "waiting")
     name = np.where(category == 1, len(report.ops), report.tasks.op[task])
-    annotations = [task, spans.items[rows][at], report.tasks.region[task], report.tasks.layer[task]]
+    number = task + report.first_submission
+    annotations = [
+        number,
+        spans.items[rows][at],
+        report.tasks.region[task],
+        report.tasks.layer[task],
+    ]
     packets.write(
         track, Events(time, kind, name, category, annotations), names, CATEGORIES, ANNOTATIONS
     )

@@ -101,9 +101,14 @@ def remaining_words(report: MegakernelReport) -> str:
 
 
 def worker_shares(report: MegakernelReport) -> list[tuple[str, float]]:
-    """Return which parts of the workers' time went where; empty where it was not measured."""
-    total = sum(worker.span_ns or 0 for worker in report.workers)
-    if not total or any(worker.work_ns is None for worker in report.workers):
+    """Return which parts of the run's time went where; empty where it was not measured.
+
+    The whole is the time from the start of the workers until all have left, once for each.
+    """
+    there = sum(worker.span_ns or 0 for worker in report.workers)
+    run_ns = report.backend_dispatch_ns or report.wall_time_ns
+    total = max(there, run_ns * len(report.workers))
+    if not there or any(worker.work_ns is None for worker in report.workers):
         return []
     rows = (
         ("work", "work_ns"),
@@ -112,6 +117,7 @@ def worker_shares(report: MegakernelReport) -> list[tuple[str, float]]:
         ("other", "other_ns"),
     )
     sums = [(word, sum(getattr(each, name) or 0 for each in report.workers)) for word, name in rows]
+    sums.append(("away", total - there))
     return [(word, value / total) for word, value in sums if value or word == "work"]
 
 
@@ -181,7 +187,11 @@ def _bar(look: Look, group: Sequence[WorkerTimes], longest: float, width: int) -
 
 def _ops(report: MegakernelReport, look: Look, width: int) -> Table:
     rows = report.op_times[:MAX_OPS]
-    total = sum(row.work_ns or 0 for row in report.op_times)
+    known = [row.work_ns for row in report.op_times if row.work_ns is not None]
+    total = sum(known) if len(known) == len(report.op_times) else 0
+
+    def share(row: OpTimes) -> str:
+        return percent(row.work_ns / total) if row.work_ns is not None and total else ""
 
     def each(row: OpTimes) -> str:
         return look.time(row.work_ns / row.items) if row.work_ns and row.items else ""
@@ -189,9 +199,9 @@ def _ops(report: MegakernelReport, look: Look, width: int) -> Table:
     columns: list[Column[OpTimes]] = [
         Column("Op", 0, lambda row: row.name, left=True),
         Column("Tasks", 3, lambda row: f"{row.tasks:,}"),
-        Column("Items", 2, lambda row: f"{row.items:,}"),
+        Column("Items", 2, lambda row: "" if row.items is None else f"{row.items:,}"),
         Column("Work", 0, lambda row: "" if row.work_ns is None else look.time(row.work_ns)),
-        Column("Share", 1, lambda row: percent((row.work_ns or 0) / total) if total else ""),
+        Column("Share", 1, share),
         Column("An item", 4, each),
         Column("Waited before", 5, lambda row: look.time(row.wait_ns) if row.wait_ns else ""),
     ]

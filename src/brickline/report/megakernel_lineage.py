@@ -24,13 +24,13 @@ def lineage_text(report: MegakernelReport, output: int | str, limit: int | None 
     """
     writers = report.writers(output)
     flow = known_flow(report)
-    found = flow.all_sources(writers).tolist()[::-1]
+    found = flow.all_sources(report.rows_of(writers)).tolist()[::-1]
     shown = found if limit is None else found[: max(limit, 0)]
     of = "" if isinstance(output, int) else f"{output} comes from "
     lines = [
         of + listed([report.task_name(task) for task in writers], " and ") + _state(report, writers)
     ]
-    lines += [_line(report, flow, task) for task in shown]
+    lines += [_line(report, flow, row) for row in shown]
     if len(shown) < len(found):
         lines.append(f"      … {len(found) - len(shown):,} earlier ones; limit=None lists them")
     lines.append(_summary(report, flow, found))
@@ -53,26 +53,31 @@ def known_flow(report: MegakernelReport) -> Flow:
 def _state(report: MegakernelReport, writers: Iterable[int]) -> str:
     if report.tasks.done is None:
         return ""
-    left = [task for task in writers if report.tasks.done[task] < report.tasks.items[task]]
-    return f"; {report.task_name(left[0])} is not complete" if left else ""
+    left = report.tasks.done < report.tasks.items
+    missing = [task for task in writers if left[task - report.first_submission]]
+    return f"; {report.task_name(missing[0])} is not complete" if missing else ""
 
 
-def _line(report: MegakernelReport, flow: Flow, task: int) -> str:
-    tasks = report.tasks
-    words = [report.ops[tasks.op[task]]]
-    brick, layer = int(tasks.brick[task]), int(tasks.layer[task])
+def _line(report: MegakernelReport, flow: Flow, row: int) -> str:
+    tasks, first = report.tasks, report.first_submission
+    words = [report.ops[tasks.op[row]]]
+    brick, layer = int(tasks.brick[row]), int(tasks.layer[row])
     words += [] if brick < 0 or report.bricks[brick] == words[0] else [report.bricks[brick]]
     words += [] if layer < 0 else [f"layer {layer}"]
-    if tasks.alias[task] >= 0:
-        return f"{task:>6}  {'  '.join(words)}  = {tasks.alias[task]}, which computed the same"
-    names = [str(each) for each in flow.direct(task)] + flow.given_to(task)
-    return f"{task:>6}  {'  '.join(words)}" + (f"  from {listed(names)}" if names else "")
+    text = f"{first + row:>6}  {'  '.join(words)}"
+    if tasks.alias[row] >= 0:
+        return f"{text}  = {first + tasks.alias[row]}, which computed the same"
+    names = [str(first + each) for each in flow.direct(row)] + flow.given_to(row)
+    return text + (f"  from {listed(names)}" if names else "")
 
 
 def _summary(report: MegakernelReport, flow: Flow, found: list[int]) -> str:
     word = ("launch", "launches") if report.mode == "program" else ("submission", "submissions")
     items = int(report.tasks.items[found].sum())
     parts = [f"in all {_count(len(found), *word)} with {_count(items, 'item', 'items')}"]
+    done = items if report.tasks.done is None else int(report.tasks.done[found].sum())
+    if done < items:
+        parts[0] += f", of which {done:,} {'is' if done == 1 else 'are'} done"
     bricks = source_bricks(report, found)
     if bricks:
         parts.append(f"bricks {listed(list(bricks))}")

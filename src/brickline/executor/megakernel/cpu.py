@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,18 @@ class CpuEngine(ProgramTables):
         """Return how many items of each launch are done: executed without a fault."""
         return np.frombuffer(self._table("items_done"), np.uint64).astype(np.int64)
 
+    def items_executed(self) -> NDArray[Any]:
+        """Return how many items of each launch were executed, those that faulted among them."""
+        return np.frombuffer(self._table("items_executed"), np.uint64).astype(np.int64)
+
     def records(self) -> list[NDArray[Any]] | None:
         """Return what each worker recorded, entry by entry; None without a trace."""
         if not self._trace:
             return None
         rows = np.frombuffer(self._table("records"), RECORD)
-        begin, position = self.lists()[0], self.progress()["position"]
-        # Entries that a worker did not come to are empty.
-        return [rows[first : first + count] for first, count in zip(begin, position, strict=False)]
+        begin = self.lists()[0].astype(np.int64)
+        parts = (rows[first:end] for first, end in pairwise(begin))
+        return [part[part["end"] > 0] for part in parts]  # empty where a worker did not come to
 
     def ends(self) -> list[tuple[bool, bool]]:
         """Return of each launch whether it is finished, and whether part of it was skipped."""

@@ -344,6 +344,19 @@ class CudaEngine(ProgramTables):
         np.add.at(counts, lists[reached], executed[reached])
         return np.asarray(counts[self._computed_by])
 
+    def items_executed(self) -> NDArray[Any] | None:
+        """Return how many items of each launch were executed, those that faulted among them.
+
+        None where several launches have faults: how many each has is not counted.
+        """
+        faulted = np.flatnonzero(self.faults()["code"])
+        if self.is_dead or len(faulted) > 1:
+            return None
+        is_run = self._computed_by == np.arange(len(self._launches))
+        executed = np.where(is_run, self.items_done(), 0)
+        executed[faulted] += self.outcome()["items"] - executed.sum()
+        return np.asarray(executed)
+
     def _shares(self) -> NDArray[Any]:
         """Return how many blocks each entry of all lists has."""
         begin, lists = self.lists()
@@ -368,8 +381,9 @@ class CudaEngine(ProgramTables):
             return None
         begin, _ = self.lists()
         rows = self._device.to_numpy(self._records).view(RECORD)
-        position = self.progress()["position"]
-        return [rows[first : first + count] for first, count in zip(begin, position, strict=False)]
+        progress = self.progress()
+        counts = progress["position"] + (progress["blocks"] > 0)  # with the part that was left
+        return [rows[first : first + count] for first, count in zip(begin, counts, strict=False)]
 
     def ends(self) -> list[tuple[bool, bool]]:
         """Return of each launch whether it is finished, and whether part of it was skipped."""

@@ -65,7 +65,7 @@ class MegakernelOptions:
             return
         is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
         if not is_number or not math.isfinite(limit) or not 1e-9 <= limit <= LONGEST_S:
-            got = f"{limit!r:.80}, and expected seconds up to {LONGEST_S}"
+            got = f"{limit!r:.80}, and expected seconds above 0 and up to {LONGEST_S}"
             raise refusal("MK106", f"{where}, max_wall_time", got)
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 
 from brickline import _core
 from brickline.cache import CachedKernel, KernelCache
-from brickline.device.base import Device, fault_text
+from brickline.device.base import Device, fault_words
 from brickline.errors import DeadlineReached, DeviceHung, InternalError, LaunchError
 from brickline.executor.megakernel.cpu import CpuEngine
 from brickline.executor.megakernel.cuda import CudaEngine
@@ -162,7 +162,12 @@ class ProgramExecutor:
         if self._proved != self.engine.structure_version:
             self._prove()
         self._ran = True
-        outcome = self.engine.run(self.options.deadline_ns, self.delay_seed, stream)
+        try:
+            outcome = self.engine.run(self.options.deadline_ns, self.delay_seed, stream)
+        except BaseException as error:  # a handler of a signal raised
+            if self.engine.is_dead:
+                error.add_note(str(self._hung("an item has not returned")))
+            raise
         if outcome["problem"]:
             self._ran = False
             raise LaunchError(f"nothing was run: {outcome['problem']}")
@@ -240,10 +245,9 @@ class ProgramExecutor:
         at = progress[worker]
         number = int(at["task"])
         item = self._first_block(tasks[number], worker) + int(at["blocks"])
-        words = [
-            f"{what}: item {item} of {self._launches[number]}, on worker {worker}, with "
-            f"max_wall_time={self.options.max_wall_time} s"
-        ]
+        words = [f"{what}: item {item} of {self._launches[number]}, on worker {worker}"]
+        if self.options.max_wall_time is not None:
+            words[0] += f", with max_wall_time={self.options.max_wall_time} s"
         words += [
             f"worker {other} waits for {self._launches[row['missing']]}, of which {row['arrived']} "
             f"of {tasks[row['missing']]['parts']} parts have come"
@@ -298,7 +302,7 @@ class ProgramExecutor:
             bricks=bricks,
             records=engine.records(),
             faults=faults,
-            fault_words={code: fault_text(code) for code in codes},
+            fault_words={code: fault_words(code) for code in codes},
             waits=engine.waits(),
             flow=flow,
             outputs=outputs,
@@ -313,8 +317,17 @@ class ProgramExecutor:
             backend_dispatch_ns=outcome["end_ns"] - outcome["begin_ns"],
             lineage_ns=lineage_ns,
             items_faulted=outcome["items"] - int(done[is_run].sum()),
+            op_items=self._op_items(),
             began_unix_ns=time.time_ns() - (_core.monotonic_ns() - outcome["begin_ns"]),
         )
+
+    def _op_items(self) -> tuple[int, ...] | None:
+        """Return how many items of each op were executed; None where an engine cannot tell."""
+        executed = self.engine.items_executed()
+        if executed is None:
+            return None
+        sums = np.bincount(self._ops, executed, minlength=len(self._op_names))
+        return tuple(sums.astype(np.int64).tolist())
 
 
 _HUNG = 3

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from brickline import _core
-from brickline.buffers import Buffer, as_buffer
+from brickline.buffers import Buffer
 from brickline.cache import KernelCache
 from brickline.device.base import Device, open_device
 from brickline.errors import DeviceError
@@ -32,8 +32,11 @@ from brickline.executor.megakernel.queue_options import (
     MAX_SLOTS,
     Priority,
     checked_name,
+    codes_of,
     count_of,
+    flag_of,
     named_kernels,
+    outputs_of,
     priorities_of,
     priority_of,
     seconds_of,
@@ -53,10 +56,7 @@ from brickline.megakernel_tables import TaskState
 
 __all__ = ["Megakernel", "Priority"]
 _STATES = (None, TaskState.DONE, TaskState.FAULTED, TaskState.SKIPPED, TaskState.NOT_RUN)
-
-
-_kept_for_ever: list[object] = []
-"""What workers that hang may still write to."""
+_MOST_SEED = 2**62
 
 
 class Megakernel:
@@ -91,6 +91,7 @@ class Megakernel:
         dedupe: bool = True,
         cache: KernelCache | None = None,
         log: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         name: str = "queue",
         delay_seed: int = 0,
     ) -> None:
@@ -114,6 +115,7 @@ class Megakernel:
             cache: Where kernels are compiled. Default the user's cache.
             log: Where `close` writes a log of all submissions, for `brickline plan replay`; items
                 are then recorded as with trace. Default None: nothing is logged.
+            overwrite: Whether a log that is there is replaced. Default False.
             name: What reports call it.
             delay_seed: Other than 0 makes workers dawdle at random, to shake out races.
 
@@ -128,13 +130,19 @@ class Megakernel:
         self.workers = place.workers
         self.slots = count_of(where, "slots", slots, MAX_SLOTS)
         limit = count_of(where, "retry_limit", retry_limit, 1 << 20, least=0)
-        codes = [count_of(where, "retry_codes", code, 2**32 - 2) for code in retry_codes]
+        codes = codes_of(where, "retry_codes", retry_codes)
+        seed = count_of(where, "delay_seed", delay_seed, _MOST_SEED, least=0)
+        is_traced, is_deduping = flag_of(where, "trace", trace), flag_of(where, "dedupe", dedupe)
+        self._lineage = flag_of(where, "lineage", lineage)
+        self._overwrite = flag_of(where, "overwrite", overwrite)
         self.memory_budget = (
             None
             if memory_budget is None
             else count_of(where, "memory_budget", memory_budget, 2**62)
         )
-        self._log_path = None if log is None else checked_path(where, log)
+        self._log_path = None
+        if log is not None:
+            self._log_path = checked_path(where, log, overwrite=self._overwrite)
         if log is not None and not place.can_log:
             raise refusal(
                 "MK511", f"{where}, log", f"expected a queue on CPU, got {place.name}; leave it out"
@@ -142,7 +150,7 @@ class Megakernel:
         if cache is not None and not isinstance(cache, KernelCache):
             raise refusal("MK511", f"{where}, cache", f"expected a KernelCache, got {cache!r:.80}")
         kernels = named_kernels(where, ops)
-        recorded = bool(trace) or log is not None
+        recorded = is_traced or log is not None
         tables = place.tables_bytes(self.slots, kernels, recorded=recorded)
         if self.memory_budget is not None and tables > self.memory_budget:
             raise refusal(
@@ -156,8 +164,9 @@ class Megakernel:
         self._ops = place.compile(kernels, compiler)
         self._is_warm = compiler.statistics.compilations == before
         self._limits = place.limits
-        self._trace, self._lineage = recorded, bool(lineage)
+        self._trace = recorded
         self._retries = (tuple(codes), limit)
+        self._held = Held()
         try:
             self._core = _core.MegaQueueCore(
                 [op.row() for op in self._ops.values()],
@@ -169,9 +178,10 @@ class Megakernel:
                     "retry_codes": codes,
                     "recorded": self._trace,
                     "lineage": self._lineage,
-                    "dedupe": bool(dedupe),
-                    "delay_seed": delay_seed,
+                    "dedupe": is_deduping,
+                    "delay_seed": seed,
                     "grace_ns": 1_500_000_000,
+                    "held": [*self._ops.values(), place, self._held],
                     "device": place.core_options(),
                 },
             )
@@ -180,12 +190,10 @@ class Megakernel:
         self._lock = threading.Lock()
         self._batch: list[Buffer] | None = None
         self._pending = 0
-        self._held = Held()
         self._period = Period(launches=place.starts)
         self._is_closed = False
         self._log = None if self._log_path is None else QueueRecorder(self)
-        kept = [*self._ops.values(), place]
-        self._end = weakref.finalize(self, _shut, self._core, self._held, kept)
+        self._end = weakref.finalize(self, _shut, self._core)
 
     # ---------------------------------------------------------------------------------- submitting
 
@@ -292,8 +300,7 @@ class Megakernel:
             wait: As of `submit`.
         """
         with self._using("batch"):
-            if self._batch is not None:
-                raise refusal("MK510", self._where, "a batch is being collected; end it first")
+            self._check_no_batch("batch")
             self._batch = []
         try:
             yield
@@ -324,10 +331,13 @@ class Megakernel:
                 lineage=True.
 
         Raises:
-            QueueError: The time is no time, or another thread uses the queue.
-            DeviceHung: An item has not returned 1.5 s after the time was up. The engine is dead.
+            QueueError: The time is no time, a batch is being collected, or another thread uses the
+                queue.
+            DeviceHung: An item has not returned 1.5 s after the time was up. The engine is dead;
+                `report` tells what was done.
         """
         with self._using("drain", stopped=True):
+            self._check_no_batch("drain")
             seconds = seconds_of(f"{self._where}, max_wall_time", max_wall_time)
             named = self._outputs(outputs)
             ended = "stopped" if self._core.state == "stopped" else self._core.drain(seconds)
@@ -348,11 +358,7 @@ class Megakernel:
             DeviceHung: Workers did not leave after a stop.
         """
         with self._using("wait"):
-            found = operator.index(number)
-            if not 0 <= found < self._core.next:
-                raise refusal(
-                    "MK513", self._where, f"expected a number below {self._core.next}, got {found}"
-                )
+            found = self._number(number)
             seconds = seconds_of(f"{self._where}, timeout", timeout)
             if self._core.wait(found, seconds) == "hung":
                 raise self._hung()
@@ -372,17 +378,25 @@ class Megakernel:
     def report(self) -> MegakernelReport:
         """Return what has happened since the last report that found the queue empty.
 
-        Waits for workers that were told to stop; of a running queue, use `drain`.
+        Waits for workers that were told to stop; of a running queue, use `drain`. Of a queue that
+        hangs it tells what was done, also after `close`.
 
         Raises:
-            QueueError: Workers are running, and something is open.
-            DeviceHung: A worker does not leave.
+            QueueError: Workers are running, and something is open; or a batch is being collected.
+            DeviceHung: A worker does not leave; the next call tells what was done.
+            DeviceError: The device failed, so nothing is known.
         """
+        if self._core.state == "dead":
+            return self._report_of_dead()
         with self._using("report", stopped=True):
+            self._check_no_batch("report")
             state = self._core.state
             if state == "running" and self._core.open:
                 raise refusal(
-                    "MK510", self._where, "workers are running; call drain(), or stop() first"
+                    "MK510",
+                    f"{self._where}, report",
+                    f"workers are running, and {self._core.open} submissions are open; call "
+                    "drain(), or stop() first",
                 )
             ended = self._core.join() if state == "stopped" else "done"
             return self._report("expired" if state == "expired" else ended, None)
@@ -396,6 +410,7 @@ class Megakernel:
             DeviceHung: A worker does not leave.
         """
         with self._using("clear"):
+            self._check_no_batch("clear")
             ended = self._core.drain(1e-9)
             if ended == "hung":
                 raise self._hung()
@@ -416,7 +431,7 @@ class Megakernel:
         ended = self._end() if self._end.alive else ""
         if self._log is not None and self._log_path is not None and ended != "foreign":
             self._log.finish("hung" if was_dead else str(ended))
-            self._log.save(self._log_path)
+            self._log.save(self._log_path, overwrite=self._overwrite)
         if ended == "hung" and not was_dead:
             raise self._hung()
 
@@ -478,12 +493,14 @@ class Megakernel:
         if state == "dead":
             raise self._hung()
         if not self._lock.acquire(blocking=False):
-            raise refusal(
-                "MK506",
-                f"{self._where}, {what}",
-                "another thread is using it; use it from one thread at a time, or make one for "
-                "each",
-            )
+            raise self._in_use(what)
+
+    def _in_use(self, what: str) -> Exception:
+        return refusal(
+            "MK506",
+            f"{self._where}, {what}",
+            "another thread is using it; use it from one thread at a time, or make one for each",
+        )
 
     @contextmanager
     def _using(self, what: str, *, stopped: bool = False) -> Iterator[None]:
@@ -492,6 +509,30 @@ class Megakernel:
             yield
         finally:
             self._lock.release()
+
+    def _check_no_batch(self, what: str) -> None:
+        if self._batch is not None:
+            raise refusal(
+                "MK510",
+                f"{self._where}, {what}",
+                "a batch is being collected, and nothing of it is submitted yet; end it first",
+            )
+
+    def _number(self, number: Any) -> int:
+        end = self._core.next
+        try:
+            found = operator.index(number)
+        except TypeError:
+            found = -1
+        if not 0 <= found < end:
+            known = f"0 to {end - 1} are submitted" if end else "nothing is submitted"
+            raise refusal(
+                "MK513",
+                self._where,
+                f"expected a number that submit returned, got {number!r:.80}; {known}, and those "
+                "of a batch are when it ends",
+            )
+        return found
 
     def _op(self, name: str) -> tuple[QueueOp, str]:
         found = self._ops.get(name) if isinstance(name, str) else None
@@ -623,19 +664,35 @@ class Megakernel:
             self._held.release(batch)
 
     def _outputs(self, outputs: Mapping[str, Any] | None) -> dict[str, Buffer] | None:
-        if outputs is None:
-            return None
-        if not self._lineage:
+        where = f"{self._where}, outputs"
+        named = outputs_of(where, outputs)
+        if named is not None and not self._lineage:
+            raise refusal("MK511", where, "it keeps no lineage; pass lineage=True to Megakernel")
+        if named and not self._period.published_ns:
             raise refusal(
-                "MK511", f"{self._where}, outputs", "it keeps no lineage; pass lineage=True"
+                "MK511",
+                where,
+                "nothing was submitted since the last report, so nothing wrote to them; leave them "
+                "out, or pass them to the drain that follows their submissions",
             )
-        return {name: as_buffer(value) for name, value in outputs.items()}
+        return named
+
+    def _report_of_dead(self) -> MegakernelReport:
+        """Return what was done before an item never returned."""
+        if self._core.failure:
+            raise failed_error(self._where, self._core.failure)
+        if not self._lock.acquire(blocking=False):
+            raise self._in_use("report")
+        try:
+            self._core.collect()
+            return self._made("hung", None)
+        finally:
+            self._lock.release()
 
     def _report(self, ended: str, outputs: dict[str, Buffer] | None) -> MegakernelReport:
-        now_ns = _core.monotonic_ns()
-        core, period = self._core, self._period
         if ended == "hung":
             raise self._hung()
+        core = self._core
         core.collect()
         is_empty = not core.open
         if self._log is not None:
@@ -646,8 +703,18 @@ class Megakernel:
                 name: core.last_writers(each.address, each.address + each.nbytes)
                 for name, each in outputs.items()
             }
+        made = self._made(ended, writers)
+        if is_empty:
+            core.begin_again()
+            self._period = Period()
+            self._is_warm = True
+        self._release()
+        return made
+
+    def _made(self, ended: str, writers: Mapping[str, Sequence[int]] | None) -> MegakernelReport:
+        core, period, now_ns = self._core, self._period, _core.monotonic_ns()
         traffic = core.traffic()
-        made = queue_report(
+        return queue_report(
             core,
             name=self.name,
             device=self._place.name,
@@ -671,26 +738,14 @@ class Megakernel:
                 "memory_budget_bytes": self.memory_budget,
             },
         )
-        if is_empty:
-            core.begin_again()
-            self._period = Period()
-            self._is_warm = True
-        self._release()
-        return made
 
     def _hung(self) -> Exception:
-        _kept_for_ever.append((self._core, self._held, self._ops, self._place))
         if self._core.failure:
             return failed_error(self._where, self._core.failure)
         hung, after = self._core.hung(), self._place.after_a_hang
         return hung_error(self._where, hung, tuple(self._ops), after)
 
 
-def _shut(core: _core.MegaQueueCore, held: Held, kept: list[object]) -> str:
-    """End the workers before the memory that they work on goes."""
-    if core.state == "foreign":
-        return "foreign"
-    ended = core.close()
-    if ended == "hung":
-        _kept_for_ever.append((core, held, kept))
-    return ended
+def _shut(core: _core.MegaQueueCore) -> str:
+    """End the workers before the memory that they work on goes; the core keeps it if one hangs."""
+    return "foreign" if core.state == "foreign" else core.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from brickline.buffers import Buffer, as_buffer
+from brickline.errors import LaunchError
+from brickline.executor.megakernel.options import LONGEST_S
 from brickline.executor.megakernel.queue_arguments import check_kernel
 from brickline.executor.megakernel.queue_refusals import refusal
 from brickline.kernel import Kernel
@@ -43,6 +46,51 @@ def count_of(where: str, name: str, value: Any, most: int, *, least: int = 1) ->
     if not least <= number <= most:
         raise refusal("MK511", f"{where}, {name}", f"expected {least} to {most}, got {value!r:.80}")
     return number
+
+
+def flag_of(where: str, name: str, value: Any) -> bool:
+    """Return a truth value; a text is none, whatever it says.
+
+    Raises:
+        QueueError: It is none.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise refusal("MK511", f"{where}, {name}", f"expected True or False, got {value!r:.80}")
+    return bool(value)
+
+
+def codes_of(where: str, name: str, values: Any) -> list[int]:
+    """Return codes of faults.
+
+    Raises:
+        QueueError: They are none.
+    """
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise refusal(
+            "MK511",
+            f"{where}, {name}",
+            f"expected a list of codes such as [20], got {values!r:.80}",
+        )
+    return [count_of(where, name, code, 2**32 - 2) for code in values]
+
+
+def outputs_of(where: str, values: Any) -> dict[str, Buffer] | None:
+    """Return memory by its names; None stays.
+
+    Raises:
+        QueueError: They are no arrays by name.
+    """
+    if values is None:
+        return None
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise refusal("MK511", where, f'expected arrays by name, {{"y": y}}, got {values!r:.80}')
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = as_buffer(value)
+        except LaunchError as error:
+            raise refusal("MK511", f"{where}, {name!r:.80}", f"{error}") from error
+    return found
 
 
 def named_kernels(where: str, ops: Any) -> dict[str, Kernel]:
@@ -91,8 +139,13 @@ def seconds_of(where: str, value: Any) -> float:
     if value is None:
         return FOREVER
     is_number = isinstance(value, int | float | np.integer | np.floating)
-    if not is_number or isinstance(value, bool) or not 0 < value < math.inf:
-        raise refusal("MK508", where, f"expected seconds above 0, got {value!r:.80}")
+    if not is_number or isinstance(value, bool) or not 0 < value <= LONGEST_S:
+        raise refusal(
+            "MK508",
+            where,
+            f"expected a number of seconds above 0 and up to {LONGEST_S}, or None, which is for "
+            f"ever, got {value!r:.80}",
+        )
     return float(value)
 
 

@@ -380,18 +380,24 @@ class QueueRecorder:
         return [tuple(each) for each in found]
 
 
-def checked_path(where: str, path: Any) -> Path:
+def checked_path(where: str, path: Any, *, overwrite: bool = False) -> Path:
     """Return where a log can be written.
 
     Raises:
-        QueueError: It is no path, or something lies there.
+        QueueError: It is no path, or something lies there that is not to be replaced.
     """
     if not isinstance(path, str | os.PathLike):
         raise refusal("MK511", f"{where}, log", f"expected a file's path, got {path!r:.80}")
     target = Path(path)
-    if os.path.lexists(target):
+    if os.path.isdir(target):
         raise refusal(
-            "MK511", f"{where}, log", f"{target!s:.400} is there already; choose another name"
+            "MK511", f"{where}, log", f"expected a file's path, got the directory {target!s:.400}"
+        )
+    if not overwrite and os.path.lexists(target):
+        raise refusal(
+            "MK511",
+            f"{where}, log",
+            f"{target!s:.400} is there already; choose another name, or overwrite=True",
         )
     if not os.path.isdir(target.parent):
         raise refusal("MK511", f"{where}, log", f"there is no directory {target.parent!s:.400}")

@@ -19,7 +19,7 @@ REASONS = {
     "MK507": "an argument does not fit the op",
     "MK508": "it is no time to wait for",
     "MK509": "there is no such priority",
-    "MK510": "there is no room",
+    "MK510": "it cannot be done now",
     "MK511": "an option does not fit",
     "MK512": "the queue contradicts itself",
     "MK513": "there is no such submission",

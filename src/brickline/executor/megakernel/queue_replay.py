@@ -183,7 +183,7 @@ class QueueRunner:
         queue = self._log.queue
         faults: dict[int, tuple[int, int]] = {}
         for each in reversed(report.faults):
-            faults[each.task] = (each.item, int(each.code))
+            faults[each.task - report.first_submission] = (each.item, int(each.code))
         assert report.tasks.state is not None
         for number, word in enumerate(report.tasks.state.tolist()):
             state, submission = TaskState(word), piece.submission(number)

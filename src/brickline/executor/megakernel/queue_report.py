@@ -76,7 +76,7 @@ def queue_report(
         ended: What the last wait said: ``done``, ``expired``, ``stopped`` or ``hung``.
         lineage: Whether sources were kept.
         trace: Whether items were recorded.
-        outputs: Submissions that wrote last to named memory.
+        outputs: Rows of submissions that wrote last to named memory.
         telemetry: What else was measured.
     """
     totals = core.totals()
@@ -90,6 +90,12 @@ def queue_report(
     gone = totals["submissions"] - len(rows)
     if gone > 0:
         notes.append(f"{gone} submissions before the rows of this report were counted, not kept")
+    unwritten = [] if outputs is None else [name for name, found in outputs.items() if not found]
+    for name in unwritten:
+        notes.append(f"output {name}: no submission of this report wrote to it")
+    workers, by_op = core.workers(), core.ops()
+    if trace and ended == "hung" and any(each["inside"] for each in workers):
+        notes.append("what workers that hang have done is not in the trace")
     if totals["dropped_records"]:
         notes.append(f"{totals['dropped_records']} items were executed after the trace was full")
     records = np.frombuffer(core.records(), RECORD)
@@ -99,14 +105,16 @@ def queue_report(
         device=device,
         ops=ops,
         tasks=_tasks(rows),
-        workers=_workers(core.workers(), first, wall_ns, ended, len(rows)),
+        workers=_workers(workers, first, wall_ns, ended, len(rows)),
         items_processed=done,
         items_remaining=totals["published"] + totals["deduped"] - done,
         wall_time_ns=wall_ns,
         spans=_spans(records, totals, first) if trace else None,
         waits=waits if trace else None,
         flow=Flow(*_reasons(core.sources())) if lineage else None,
-        outputs=outputs,
+        outputs=None
+        if outputs is None
+        else {name: [first + each for each in found] for name, found in outputs.items()},
         faults=faults,
         telemetry=telemetry,
         queue_plan_ns=totals["plan_ns"] + period.append_ns,
@@ -117,9 +125,11 @@ def queue_report(
         items_faulted=totals["faulted"],
         items_skipped=totals["skipped"],
         items_requeued=totals["requeued"],
-        op_work_ns=tuple(work_ns for _, work_ns in core.ops()),
+        op_work_ns=tuple(work_ns for _, work_ns in by_op),
+        op_items=tuple(items for items, _ in by_op),
         began_unix_ns=period.began_unix_ns or None,
         notes=tuple(notes),
+        first_submission=first,
     )
 
 
@@ -134,7 +144,9 @@ def _tasks(rows: NDArray[Any]) -> dict[str, Any]:
             TaskState.DEDUPED,
         ]
     )[rows["state"]]
-    states[(states == TaskState.NOT_RUN) & (rows["done"] > 0)] = TaskState.PARTIAL
+    is_open = (states == TaskState.NOT_RUN) & (rows["done"] > 0)
+    states[is_open] = TaskState.PARTIAL
+    states[is_open & (rows["done"] == rows["items"])] = TaskState.DONE
     return {
         "op": rows["op"],
         "items": rows["items"],
@@ -151,7 +163,7 @@ def _faults(
     words = BLOCK_FAULTS | FAULTS
     return [
         ItemFault(
-            submission - first,
+            submission,
             block,
             str(code),
             ops[rows["op"][submission - first]],
@@ -176,7 +188,7 @@ def _workers(
             work_ns=each["work_ns"],
             dependency_wait_ns=each["wait_ns"],
             state=WorkerState.HUNG if ended == "hung" and each["inside"] else state,
-            task=each["submission"] - first
+            task=each["submission"]
             if each["inside"] and 0 <= each["submission"] - first < tasks
             else None,
         )

@@ -42,7 +42,7 @@ from brickline.executor.megakernel.replay_runs import (
     digest_of,
 )
 from brickline.executor.parallel import Choice
-from brickline.executor.prepared import PreparedPlan, prepare
+from brickline.executor.prepared import EXECUTORS, PreparedPlan, prepare
 from brickline.executor.room import check_room
 from brickline.megakernel_tables import TaskState
 from brickline.plan import Plan
@@ -81,6 +81,9 @@ def replay(
             prepared there.
         QueueError: A kernel cannot be an op of a queue.
     """
+    if executor not in (*EXECUTORS, QUEUE):
+        known = ", ".join((*EXECUTORS, QUEUE))
+        raise PlanError(f"expected executor {known}, got {executor!r:.80}")
     side = _Side(open_device(device), executor, cache, threads)
     if not side.device.kind:
         raise PlanError(

@@ -68,6 +68,7 @@ def megakernel_document(report: MegakernelReport) -> dict[str, Any]:
         "states": [state.name.lower().replace("_", " ") for state in TaskState],
         "tasks": _tasks(report, shown),
         "tasks_of": len(report.tasks),
+        "first": report.first_submission,
         "regions_of": len(report.regions),
         "spans": _spans(report, shown),
         "spans_of": None if report.spans is None else len(report.spans),
@@ -76,7 +77,7 @@ def megakernel_document(report: MegakernelReport) -> dict[str, Any]:
         "outputs_of": len(report.outputs),
         "faults": [
             [
-                *(fault.task, fault.item, named(fault.code), named(fault.op)),
+                *(*report.rows_of([fault.task]), fault.item, named(fault.code), named(fault.op)),
                 *(named(fault.words, MAX_TEXT), fault.retries),
             ]
             for fault in report.faults[:MAX_FAULTS]
@@ -168,6 +169,6 @@ def _lineage(report: MegakernelReport, shown: int) -> dict[str, Any] | None:
 
 def _outputs(report: MegakernelReport, shown: int) -> Iterator[list[Any]]:
     for name, writers in list(report.outputs.items())[:MAX_OUTPUTS]:
-        found = [task for task in writers if task < shown][:100]
+        found = [row for row in report.rows_of(writers) if row < shown][:100]
         if found:
             yield [named(name), found]

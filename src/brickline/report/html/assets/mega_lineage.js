@@ -20,7 +20,7 @@
   brickline.taskName = (data, task) => {
     const { tasks } = data.ready, brick = data.bricks[tasks.brick[task]], op = data.ops[tasks.op[task]] ?? `op ${tasks.op[task]}`;
     const words = [op, brick !== undefined && brick !== op ? brick : null, tasks.layer[task] >= 0 ? `layer ${tasks.layer[task]}` : null].filter(Boolean);
-    return `${data.mode === "program" ? "launch" : "submission"} ${task} (${words.join(", ")})`;
+    return `${data.mode === "program" ? "launch" : "submission"} ${data.first + task} (${words.join(", ")})`;
   };
 
   const direct = (flow, task) => Array.from(flow.sources.slice(flow.begin[task], flow.begin[task + 1]));
@@ -115,7 +115,7 @@
         trail = trail.slice(-12);
         const old = trail.slice(0, -1);
         clear(place).append(el("div", { class: "card chosen-task", "data-task": task },
-          el("div", { class: "trail" }, old.length ? el("button", { type: "button", id: "lineage-back", onclick: () => { trail.pop(); show(trail[trail.length - 1], { back: true }); } }, "← Back") : null, old.map((each) => `${each} ›`), el("b", null, String(task))),
+          el("div", { class: "trail" }, old.length ? el("button", { type: "button", id: "lineage-back", onclick: () => { trail.pop(); show(trail[trail.length - 1], { back: true }); } }, "← Back") : null, old.map((each) => `${data.first + each} ›`), el("b", null, String(data.first + task))),
           el("h3", null, plain(brickline.taskName(data, task))), facts(data, task),
           el("div", { class: "flow-scroll", tabindex: "0", role: "region", "aria-label": "Neighbours, scrolls" }, picture(data, task, (each) => show(each))),
           lists(task), everything(data, task)));

@@ -25,7 +25,7 @@
 
   if (data.faults.length) section({ id: "faults", title: "Faults", badge: count(data.faults_of), build(body) {
     body.append(table({ label: "Faults", noun: "faults", rows: data.faults, text: (row) => row.join(" "), columns: [
-      { title: "Task", left: true, value: (row) => row[0], show: (row) => row[0] < size ? shorten(brickline.taskName(data, row[0]), 60) : String(row[0]) },
+      { title: "Task", left: true, value: (row) => row[0], show: (row) => row[0] < size ? shorten(brickline.taskName(data, row[0]), 60) : String(data.first + row[0]) },
       { title: "Item", value: (row) => row[1], show: (row) => count(row[1]) },
       { title: "Code", left: true, value: (row) => row[2], show: (row) => plain(row[2]) },
       { title: "Meaning", left: true, value: (row) => row[4], show: (row) => shorten(row[4], 80) },
