@@ -336,7 +336,7 @@ def test_a_deadline_leaves_a_true_partial_report(cache: KernelCache, workers: in
     with pytest.raises(DeadlineReached) as caught:
         prepared(us=20_000)
     took = time.monotonic() - began
-    assert took > 0.09
+    assert 0.09 < took < 0.6, "to the length of one item, and of this machine's hiccups"
     report = prepared.report
     assert 0 < report.items_processed < items
     assert report.items_processed + report.items_remaining == items
@@ -364,7 +364,7 @@ def test_stop_ends_a_run_between_two_items(cache: KernelCache, limit: float | No
     with pytest.raises(LaunchError, match=r"stop\(\) ended the run: \d+ of 120 items") as caught:
         prepared(us=30_000)
     timer.join()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 1
     assert not isinstance(caught.value, DeadlineReached)
     assert 0 < prepared.report.items_remaining < items
     prepared.reset()
@@ -397,7 +397,7 @@ def test_an_interrupt_ends_a_run_between_two_items(cache: KernelCache, limit: fl
     began = time.monotonic()
     with interrupted(0.2), pytest.raises(KeyboardInterrupt):
         prepared(us=30_000)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 1
     assert prepared.report.items_processed + prepared.report.items_remaining == items
     with pytest.raises(PlanError, match=r"was stopped by KeyboardInterrupt; \d+ of 30 launches"):
         prepared()
@@ -477,7 +477,7 @@ try:
 except KeyboardInterrupt as error:
     (note,) = error.__notes__
     assert "an item has not returned: item 0 of launch 0 (spin), on worker 0; its" in note, note
-assert time.monotonic() - began < 60
+assert time.monotonic() - began < 4
 assert prepared.report.workers[0].state == "hung"
 assert prepared.report.workers[0].work_ns > 1e9
 assert prepared.report.op_times[0].work_ns is None
@@ -545,7 +545,7 @@ try:
 except DeviceHung as error:
     took = time.monotonic() - began
     print(error)
-    assert took < 60, took
+    assert took < 2.1, took
     assert (error.task, error.item, error.worker, error.missing) == (0, 1, 0, 0), error.args
 else:
     raise SystemExit("nothing was raised")

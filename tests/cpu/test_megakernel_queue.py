@@ -211,7 +211,7 @@ def test_an_op_that_never_returns_is_named() -> None:
     began = time.monotonic()
     with pytest.raises(DeviceHung) as found:
         made.drain(max_wall_time=0.3)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 2.3
     error = pickle.loads(pickle.dumps(found.value))
     assert (error.task, error.item, error.missing) == (number, 0, number)
     assert error.worker in (0, 1)

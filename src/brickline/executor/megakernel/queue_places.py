@@ -6,6 +6,7 @@ A place says how many there are, compiles the ops for them, and knows what the c
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ def place_of(where: str, device: Device, workers: int | None) -> Place:
     )
 
 
-class Place:
+class Place(ABC):
     """Where workers are.
 
     Args:
@@ -79,10 +80,11 @@ class Place:
         self.limits = limit_numbers(device.limits)
         """The largest sizes of a submission."""
 
+    @abstractmethod
     def tables_bytes(self, slots: int, kernels: Mapping[str, Kernel], *, recorded: bool) -> int:
         """Return the bytes that a queue takes before the first submission."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compile(self, kernels: Mapping[str, Kernel], cache: KernelCache) -> dict[str, QueueOp]:
         """Return the ops.
 
@@ -90,7 +92,6 @@ class Place:
             QueueError: A worker cannot execute one.
             CompileError: A compiler refuses a source.
         """
-        raise NotImplementedError
 
     def core_options(self) -> dict[str, int] | None:
         """Return what the core must know of the device; None for threads."""
