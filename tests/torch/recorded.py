@@ -22,6 +22,7 @@ class Tensor:
     version: int
     dtype: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     fingerprint: bytes | None
 
 
@@ -77,6 +78,7 @@ def rows_of(path: Path | str, part: int = 0) -> list[Row]:
             int(row["version"]),
             found.string(row["dtype"]),
             tuple(int(each) for each in row["shape"][: row["dimensions"]]),
+            tuple(int(each) for each in row["strides"][: row["dimensions"]]),
             prints[number - 1].tobytes() if number else None,
         )
 
