@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import pytest
 
 from brickline.errors import QueueError
 from brickline.executor.megakernel.queue import Megakernel
+from brickline.executor.megakernel.replay import replay
+from brickline.executor.megakernel.replay_log import ReplayLog
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.megakernel_tables import TaskState, WorkerState
 
@@ -51,8 +55,10 @@ COUNT_UP = Kernel(
 FAIL = Kernel(
     "fail",
     """BRICKLINE void fail(Block& block, int32_t* tries, float* y, int64_t times) {
-           if (tries[block.index()]++ < times) block.fault(20);
-           else y[block.index()] = 7;
+           block.once([&] {
+               if (tries[block.index()]++ < times) block.fault(20);
+               else y[block.index()] = 7;
+           });
        }""",
     [
         *(Param("tries", "i32", 2, "read-write"), Param("y", "f32", 2, "write")),
@@ -484,3 +490,45 @@ def test_a_report_tells_where_values_came_from(side: Side) -> None:
         second = mega.drain()
         assert second.flow is not None
         assert len(second.flow) == 0
+
+
+# ------------------------------------------------------------------------------------------- replay
+
+
+def logged(side: Side, path: Path) -> ReplayLog:
+    """Two submissions, a write of the host, and two more, one of which overwrites."""
+    x, y, z = side.array(np.linspace(-1, 1, 64, dtype=np.float32)), side.floats(64), side.floats(64)
+    with side.mega(log=path) as mega:
+        mega.submit("scale", [x], [y], [64, 2.0])
+        mega.submit("scale", [y], [z], [64, 3.0], priority="high")
+        mega.drain()
+        side.fill(x, 5)
+        with mega.batch():
+            mega.submit("scale", [x], [y], [64, 0.5])
+            mega.submit("mix", [x[:16], y[16:32]], [z[48:]], [1])
+        mega.drain()
+    return ReplayLog.load(path)
+
+
+def test_a_queue_is_logged_and_replayed_anywhere(side: Side, tmp_path: Path) -> None:
+    log = logged(side, tmp_path / "steps.json")
+    assert (log.device, log.executor) == (side.device, "queue")
+    assert log.queue is not None
+    assert len(log.runs) == 2
+    assert log.queue.batch_ends == (1, 2, 4)
+    assert len(log.queue.items or ()) == 4
+    for device in {"CPU", side.device}:
+        for executor in ("serial", "queue"):
+            result = replay(log, device, executor)
+            assert result.difference is None, result
+            assert result.compared == 4
+
+
+def test_a_replay_names_the_submission_that_differs(side: Side, tmp_path: Path) -> None:
+    log = logged(side, tmp_path / "steps.json")
+    written = log.runs[1].written[1]
+    wrong = replace(written[0], digests="0" * len(written[0].digests))
+    runs = [log.runs[0], replace(log.runs[1], written=(log.runs[1].written[0], (wrong,)))]
+    found = replay(replace(log, runs=tuple(runs)), side.device, "queue")
+    assert found.difference is not None
+    assert "submission 3 (mix)" in str(found)

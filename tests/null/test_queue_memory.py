@@ -8,7 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brickline.executor.megakernel.queue_memory import KnownBytes, Ranges, bytes_at
+import brickline as bl
+from brickline.executor.megakernel.queue_memory import KnownBytes, Ranges
+from brickline.executor.megakernel.queue_places import place_of
 
 SPANS = st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda it: (it[0], it[0] + it[1]))
 
@@ -53,6 +55,7 @@ def test_copies_are_those_that_were_put_last(
 
 
 def test_bytes_are_seen_where_they_are() -> None:
+    bytes_at = place_of("queue", bl.open_device("CPU"), 1).bytes_at
     array = np.arange(8, dtype=np.uint8)
     seen = bytes_at(array.ctypes.data + 2, array.ctypes.data + 5)
     assert seen.tolist() == [2, 3, 4]

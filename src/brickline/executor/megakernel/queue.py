@@ -143,10 +143,6 @@ class Megakernel:
         self._log_path = None
         if log is not None:
             self._log_path = checked_path(where, log, overwrite=self._overwrite)
-        if log is not None and not place.can_log:
-            raise refusal(
-                "MK511", f"{where}, log", f"expected a queue on CPU, got {place.name}; leave it out"
-            )
         if cache is not None and not isinstance(cache, KernelCache):
             raise refusal("MK511", f"{where}, cache", f"expected a KernelCache, got {cache!r:.80}")
         kernels = named_kernels(where, ops)

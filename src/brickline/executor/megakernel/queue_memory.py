@@ -1,4 +1,4 @@
-"""Bytes of the host by address: ranges of them, and what they held when somebody last looked.
+"""Bytes of a device by address: ranges of them, and what they held when somebody last looked.
 
 For who logs a queue. Knows addresses and bytes, nothing of submissions.
 """
@@ -11,8 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from brickline.buffers import Buffer
 
 Span: TypeAlias = tuple[int, int]
 """First address and end."""
@@ -98,9 +96,3 @@ class KnownBytes:
             at = bisect_left(self._begins, first)
             self._begins.insert(at, first)
             self._data.insert(at, given.copy())
-
-
-def bytes_at(begin: int, end: int) -> Bytes:
-    """Return bytes of the host's memory where they are, without a copy."""
-    found: Bytes = Buffer.at_address(begin, (end - begin,), "u8").numpy()
-    return found

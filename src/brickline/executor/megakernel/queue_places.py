@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from brickline import _core
+from brickline.buffers import Buffer
 from brickline.cache import KernelCache
 from brickline.device.base import Device
 from brickline.executor.megakernel.cuda import REGISTERS, WARP, CudaEngine
 from brickline.executor.megakernel.queue_arguments import Memory, QueueOp
+from brickline.executor.megakernel.queue_memory import Bytes
 from brickline.executor.megakernel.queue_options import count_of
 from brickline.executor.megakernel.queue_refusals import refusal
 from brickline.executor.megakernel.source import ENTRY, queue_source
@@ -71,8 +73,6 @@ class Place(ABC):
     workers: int
     starts = 0
     """Times that workers are started before the first submission."""
-    can_log = False
-    """Whether what submissions read and write can be looked at between them."""
 
     def __init__(self, where: str, device: Device) -> None:
         self.where, self.device = where, device
@@ -97,6 +97,10 @@ class Place(ABC):
         """Return what the core must know of the device; None for threads."""
         return None
 
+    @abstractmethod
+    def bytes_at(self, begin: int, end: int) -> Bytes:
+        """Return what memory of the workers holds now, also while they run; maybe not a copy."""
+
     def stream_of(self, where: str, stream: Any) -> int | None:
         """Return the stream that submissions come after; None where there is none."""
         if stream is not None:
@@ -109,7 +113,6 @@ class CpuPlace(Place):
 
     execution_mode = "threads"
     starts = 1
-    can_log = True
     after_a_hang = (
         "a thread cannot be ended from outside: the engine is dead, and the memory of its "
         "submissions is kept. Look for the loop in the op, and make another Megakernel"
@@ -132,6 +135,11 @@ class CpuPlace(Place):
             name: QueueOp(number, name, cache.get_or_compile(kernel, self.device))
             for number, (name, kernel) in enumerate(kernels.items())
         }
+
+    def bytes_at(self, begin: int, end: int) -> Bytes:
+        """Return the bytes where they are."""
+        found: Bytes = Buffer.at_address(begin, (end - begin,), "u8").numpy()
+        return found
 
 
 class CudaPlace(Place):
@@ -240,6 +248,11 @@ class CudaPlace(Place):
             "ring_bits": _RING_BITS,
             "rest_ns": _REST_NS,
         }
+
+    def bytes_at(self, begin: int, end: int) -> Bytes:
+        """Return a copy."""
+        found: Bytes = self.device.bytes_at(begin, end)  # type: ignore[attr-defined]
+        return found
 
     def stream_of(self, where: str, stream: Any) -> int | None:
         """Return the handle of a stream, of torch's current one where none is given."""

@@ -6,7 +6,8 @@ wrote is digested then, unless a later one was to overwrite it. What the host wr
 noticed at the next submission that touches it, and begins another run of the log. Until then bytes
 belong to the workers and are not looked at.
 
-A queue that is not logged pays nothing; one that is keeps a copy of all memory that it has seen.
+A queue that is not logged pays nothing; one that is keeps a copy of all memory that it has seen, on
+the host also where the queue is on a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from brickline.buffers import Buffer
 from brickline.errors import PlanError
 from brickline.executor.megakernel.queue_arguments import QueueOp
 from brickline.executor.megakernel.queue_log import NO_ALIAS, QueueSubmissions
-from brickline.executor.megakernel.queue_memory import Bytes, KnownBytes, Ranges, bytes_at
+from brickline.executor.megakernel.queue_memory import Bytes, KnownBytes, Ranges
 from brickline.executor.megakernel.queue_plan import Submission, SubmittedPlan, rows_of
 from brickline.executor.megakernel.queue_refusals import refusal
 from brickline.executor.megakernel.queue_report import (
@@ -77,8 +78,7 @@ class QueueRecorder:
             64 MiB.
 
     Raises:
-        QueueError: Something is open, an op cannot be a launch of a plan, or the workers are not
-            on a CPU.
+        QueueError: Something is open, or an op cannot be a launch of a plan.
     """
 
     def __init__(self, mega: Megakernel, *, contents: bool | None = None) -> None:
@@ -88,13 +88,7 @@ class QueueRecorder:
         self._ops = list(mega._ops.values())
         self._retries = mega._retries
         self._contents = contents
-        if mega._place.name != "CPU":
-            raise refusal(
-                "MK511",
-                f"{self._where}, log",
-                f"expected a queue on CPU, got one on {mega._place.name}, whose memory cannot be "
-                "read while it runs; log it on CPU, and replay that on the device",
-            )
+        self._device, self._bytes_at = mega._place.name, mega._place.bytes_at
         self._check_ops()
         if self._core.open or self._core.pending:
             raise refusal("MK510", f"{self._where}, log", "submissions are open; drain it first")
@@ -191,7 +185,7 @@ class QueueRecorder:
         """Add bytes that were never seen, or that the host has changed; return if it has any."""
         is_changed = False
         for first, stop, known in self._known.parts(begin, end):
-            now = bytes_at(first, stop)
+            now = self._bytes_at(first, stop)
             if known is not None:
                 if np.array_equal(known, now) and not self._lost.touches(first, stop):
                     continue
@@ -270,7 +264,7 @@ class QueueRecorder:
         if submission.state is not TaskState.DONE:
             self._lost.add(begin, end)  # no replay has the same there
             return
-        data = bytes_at(begin, end)
+        data = self._bytes_at(begin, end)
         submission.written.append(Written.of(0, begin, data.tobytes()))
         self._known.put(begin, data)
         self._lost.remove(begin, end)
@@ -337,11 +331,11 @@ class QueueRecorder:
         )
         runs = self._logged_runs(memory, queue)
         try:
-            return ReplayLog.of(memory.plan, "CPU", "queue", runs, queue)
+            return ReplayLog.of(memory.plan, self._device, "queue", runs, queue)
         except PlanError:
             # A clock may not tell two items apart; then nothing is said rather than something else.
             unordered = [replace(run, order=None) for run in runs]
-            return ReplayLog.of(memory.plan, "CPU", "queue", unordered, queue)
+            return ReplayLog.of(memory.plan, self._device, "queue", unordered, queue)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path | None:
         """Write the log to a file, and return its path; None where nothing was submitted."""
