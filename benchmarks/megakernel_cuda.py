@@ -164,6 +164,14 @@ def gemv_plan(rows: int, block_rows: int, lanes: int) -> Plan:
     return plan
 
 
+def share_of(rows: int, items: int, workers: int = 132, groups: int = 12) -> int:
+    """Return the rows of an item so that all workers have as many items, and groups as many rows.
+
+    An item begins with loads of the vector, so it is worth while to have few of them.
+    """
+    return -(-rows // (workers * items * groups)) * groups
+
+
 def chain_plan(levels: int = LEVELS, width: int = WIDTH, *, counts: bool = False) -> Plan:
     """Levels that each wait for all of the level before; items count a word, or do nothing."""
     kernel = bl.Kernel(
@@ -211,12 +219,14 @@ def streaming(torch: Any, repeats: int) -> list[dict[str, Any]]:
     bare = seconds(torch, lambda: read(words, sink[:1], size // 16), repeats)
     reading = read_plan(ROWS, 32, 256).prepare("CUDA:0")(w=matrix)
     ring = seconds(torch, running(engine_of(reading)), repeats)
-    multiplying = gemv_plan(ROWS, 48, 384).prepare("CUDA:0")(w=matrix, x=x)
+    multiplying = gemv_plan(ROWS, share_of(ROWS, 3), 384).prepare("CUDA:0")(w=matrix, x=x)
     expected = multiplying.read("y").copy()
     product = seconds(torch, running(engine_of(multiplying)), repeats)
     is_same = bool((multiplying.read("y") == expected).all())
     traced = seconds(torch, running(engine_of(multiplying, trace=True)), repeats)
-    small = gemv_plan(VOCABULARY, 36, 384).prepare("CUDA:0")(w=matrix[:VOCABULARY], x=x)
+    small = gemv_plan(VOCABULARY, share_of(VOCABULARY, 1), 384).prepare("CUDA:0")(
+        w=matrix[:VOCABULARY], x=x
+    )
     call = running(engine_of(small))
 
     def ten() -> None:

@@ -396,6 +396,18 @@ def test_a_report_says_what_workers_did() -> None:
     assert all(later > earlier - slack for earlier, later in zip(ended, ready[1:], strict=False))
 
 
+def test_times_of_a_short_list_are_of_this_run() -> None:
+    prepared = filled(chain(3), "megakernel", trace=True)
+    for _ in range(300):
+        report = prepared().report
+        assert report is not None
+        assert report.spans is not None
+        spans = report.spans
+        assert (spans.ready_ns >= spans.begin_ns).all()
+        assert (spans.end_ns >= spans.ready_ns).all()
+        assert spans.end_ns.max() - spans.begin_ns.min() < report.wall_time_ns
+
+
 def test_a_fault_skips_what_depends_on_it_and_nothing_else() -> None:
     plan = Plan("faults")
     at = plan.variable("at", -1, 100)

@@ -1,11 +1,13 @@
 """The text of a CUDA megakernel: every kernel as an op, and the worker that executes them.
 
 Ops are numbered in the order of the kernels. Each source stands in a namespace of its own, so two
-kernels may use the same names.
+kernels may use the same names. With BRICKLINE_RACECHECK=1 in the environment it is the text that
+``compute-sanitizer --tool racecheck`` can follow: see platform::arrive_together.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from brickline.kernel import Kernel
@@ -48,8 +50,9 @@ def _unit(
         in_namespace(kernel, f"user_{number}") for number, kernel in enumerate(kernels)
     )
     cases = "\n".join(_case(kernel, number) for number, kernel in enumerate(kernels))
+    defines = "#define BRICKLINE_EACH_ARRIVES\n" if os.environ.get("BRICKLINE_RACECHECK") else ""
     return f"""\
-#include "brickline/{header}.h"
+{defines}#include "brickline/{header}.h"
 {sources}
 namespace brickline {{
 

@@ -52,7 +52,7 @@ struct Place {
     uint32_t blocks[3];     // of the grid
     uint32_t lanes;         // 1 to MAX_LANES; the kernel's local size, whoever executes it
     uint32_t lane;          // CUDA: this thread; lanes 32k to 32k+31 are one warp. CPU: 0
-    uint32_t barrier;       // CUDA: the named barrier of these lanes, 0 if they are the CUDA block
+    uint32_t barrier;       // CUDA: that of these lanes, see platform::wait_at
     uint32_t shared_bytes;
     void* shared;           // for the kernel, 16-byte aligned; null where shared_bytes is 0
     void* scratch;          // CUDA: SCRATCH_BYTES of shared memory, 16-byte aligned. CPU: owner of
@@ -110,8 +110,8 @@ struct RowSource {
             unseen = chunk + 1;
             f(next, slots + slot * slot_bytes + (next - begin) * row_bytes);
             platform::wait_in_group();
-            if (lane == 0)
-                platform::arrive(empty + slot, next != begin ? 1 : ARRIVALS + 1 - minimum(chunk_rows, count - begin));
+            platform::arrive_together(empty + slot, lane == 0,
+                                      next != begin ? 1 : ARRIVALS + 1 - minimum(chunk_rows, count - begin));
         }
         return waited;
     }

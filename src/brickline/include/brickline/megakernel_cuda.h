@@ -38,7 +38,7 @@ __device__ inline void produce(const MegaLaunch& launch, Shared& shared, unsigne
                 if (!platform::is_phase_over(&shared.empty[slot], phase)) {
                     const uint64_t before = clock64();
                     while (!platform::is_phase_over(&shared.empty[slot], phase)) {
-                        if (peek(shared.stop)) {
+                        if (is_over(shared.stopped)) {
                             stops = true;
                             break;
                         }
@@ -126,7 +126,7 @@ class Consumer {
                 break;
             }
             const bool is_last = block + 1 >= last;
-            if (!is_last && m_thread == 0) m_shared.leaves[block % 2] = peek(m_shared.stop);
+            if (!is_last && m_thread == 0) m_shared.leaves[block % 2] = is_over(m_shared.stopped);
             wait_all();
             faulted += note_fault(number, block, peek(m_shared.fault[m_turn]));
             if (m_delay_seed) dawdle(m_delay_seed, at, block);
@@ -145,8 +145,8 @@ class Consumer {
             entry.end = end;
             entry.blocks = block - first;
             entry.executed = order == ORDER_SKIP ? 0 : block - first - faulted;
-            platform::arrive(&m_shared.taken[turn % MEGA_DEPTH], 1);
         }
+        platform::arrive_together(&m_shared.taken[turn % MEGA_DEPTH], m_thread == 0);
         return !leaves;
     }
 
@@ -171,7 +171,7 @@ class Consumer {
         place.blocks[0] = task.grid[0], place.blocks[1] = task.grid[1], place.blocks[2] = task.grid[2];
         place.lanes = task.lanes;
         place.lane = m_thread;
-        place.barrier = MEGA_OP_BARRIER;
+        place.barrier = platform::ITEM_BARRIER;
         place.shared = m_memory;
         place.shared_bytes = task.shared_bytes;
         place.scratch = m_shared.scratch;
@@ -199,7 +199,13 @@ class Consumer {
         if ((flags & MEGA_STREAMS) && !has_rows && m_thread < GROUP_LANES) m_data_wait += drop_rows(place_of_entry, block);
     }
 
-    __device__ void wait_all() { platform::wait_at(MEGA_ALL_BARRIER, CONSUMERS); }
+    __device__ void wait_all() {
+        if constexpr (CONSUMERS == 32) {
+            platform::wait_in_group();
+        } else {
+            platform::wait_at(platform::CONSUMER_BARRIER, CONSUMERS);
+        }
+    }
 
     __device__ void note(uint32_t begin, uint32_t position) {
         MegaProgress& to = m_shared.progress;
@@ -211,8 +217,7 @@ class Consumer {
         to.items = m_items;
         to.skipped = m_skipped;
         to.data_wait = m_data_wait;
-        __threadfence_block();
-        poke(m_shared.have_left, 1);
+        platform::arrive(&m_shared.left, 1);
     }
 
     const MegaLaunch& m_launch;
@@ -240,15 +245,17 @@ __device__ void work(const MegaLaunch& launch) {
     if (line < launch.tables_bytes) ask_for(reinterpret_cast<const unsigned char*>(launch.tasks) + line);
     if (thread == 0) {
         for (uint32_t k = 0; k < MEGA_DEPTH; ++k) {
-            make_barrier(&shared.loaded[k], 1);
+            make_barrier(&shared.loaded[k], platform::arrivals_of(32));
             make_barrier(&shared.ready[k], 1);
-            make_barrier(&shared.taken[k], 2);
+            make_barrier(&shared.taken[k], platform::arrivals_of(32) + platform::arrivals_of(CONSUMERS));
         }
         for (uint32_t k = 0; k < launch.ring_slots; ++k) {
             make_barrier(&shared.full[k], 1);
-            make_barrier(&shared.empty[k], RowSource::ARRIVALS);
+            make_barrier(&shared.empty[k], RowSource::ARRIVALS * platform::arrivals_of(32));
         }
-        shared.fault[0] = shared.fault[1] = shared.fault[2] = shared.stop = shared.have_left = 0;
+        make_barrier(&shared.stopped, 1);
+        make_barrier(&shared.left, 1);
+        shared.fault[0] = shared.fault[1] = shared.fault[2] = 0;
         shared.leaves[0] = shared.leaves[1] = 0;
         shared.missing = shared.task = MEGA_NONE;
         shared.block = shared.arrived = 0;

@@ -10,8 +10,6 @@ namespace brickline {
 
 inline constexpr uint32_t MEGA_DEPTH = 4;         // entries that the clerk is ahead
 inline constexpr uint32_t MEGA_NEAR_WAITS = 8;    // of an entry that are read ahead
-inline constexpr uint32_t MEGA_OP_BARRIER = 1;    // of the lanes of an item
-inline constexpr uint32_t MEGA_ALL_BARRIER = 2;   // of all consumers
 inline constexpr uint32_t MEGA_MAX_SLOTS = 32;
 
 namespace mega {
@@ -38,10 +36,9 @@ struct Shared {
     Entry entries[MEGA_DEPTH];
     uint64_t loaded[MEGA_DEPTH], ready[MEGA_DEPTH], taken[MEGA_DEPTH];
     uint64_t full[MEGA_MAX_SLOTS], empty[MEGA_MAX_SLOTS];
+    uint64_t stopped, left;     // the clerk says that all end; consumers have
     uint32_t fault[3];          // of an item; take turns
-    uint32_t stop;              // the clerk's word
     uint32_t leaves[2];         // what consumers agree on; take turns
-    uint32_t have_left;         // consumers are done
     uint32_t task, block;       // where consumers are: items that are done of which task
     uint32_t missing, arrived;  // what the watcher waited for when it left
     uint64_t ring_wait;
@@ -58,6 +55,8 @@ __device__ __forceinline__ uint32_t address(const void* shared) {
 __device__ __forceinline__ void make_barrier(uint64_t* barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(count) : "memory");
 }
+// Whether a barrier of one phase was arrived at.
+__device__ __forceinline__ bool is_over(uint64_t& barrier) { return platform::is_phase_over_now(&barrier, 0); }
 __device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t size_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
                  "r"(size_bytes)
@@ -104,9 +103,6 @@ __device__ __forceinline__ uint32_t peek(const uint32_t& word) {
 }
 __device__ __forceinline__ uint32_t* peek_pointer(const uint64_t& word) {
     return reinterpret_cast<uint32_t*>(*reinterpret_cast<const volatile uint64_t*>(&word));
-}
-__device__ __forceinline__ void poke(uint32_t& word, uint32_t value) {
-    *reinterpret_cast<volatile uint32_t*>(&word) = value;
 }
 // What seldom happens is not inlined: what others wait for stays short.
 

@@ -35,14 +35,16 @@ class Clerk {
             if (at == m_length) hand_over(at, ahead);
             if (at % 16 == 15) look_around();
         }
-        while (!peek(m_shared.have_left)) {
+        while (!__all_sync(0xffffffff, is_over(m_shared.left))) {
             look_around();
             __nanosleep(500);
         }
-        __syncwarp();
-        // What is not written yet of what they did.
+        // What is not written yet of what they did, and the watcher before them.
         const uint32_t end = m_shared.progress.position + (m_shared.progress.blocks > 0 ? 1 : 0);
-        while (m_written < end) write_down();
+        while (m_written < end) {
+            platform::wait_for_phase(&m_shared.taken[m_written % MEGA_DEPTH], (m_written / MEGA_DEPTH) & 1);
+            write_down();
+        }
         if (m_lane == 0) m_shared.progress.work = m_work;
     }
 
@@ -79,7 +81,7 @@ class Clerk {
         for (uint32_t tries = 1; !__all_sync(0xffffffff, platform::is_phase_over(barrier, phase)); ++tries) {
             if (tries % 4 != 0) continue;
             look_around();
-            if (__any_sync(0xffffffff, peek(m_shared.have_left))) return false;
+            if (__any_sync(0xffffffff, is_over(m_shared.left))) return false;
         }
         write_down();
         __syncwarp();
@@ -117,7 +119,7 @@ class Clerk {
             if ((task.flags & MEGA_STREAMS) && m_lane == 0) expect_rows(entry);
         }
         __syncwarp();
-        if (m_lane == 0) platform::arrive(&m_shared.loaded[at % MEGA_DEPTH], 1);
+        platform::arrive_together(&m_shared.loaded[at % MEGA_DEPTH], m_lane == 0);
     }
 
     // Consumers write nothing but results, and nothing is written of an entry that went well: a signal
@@ -183,7 +185,7 @@ class Clerk {
                 }
                 if (stops) {
                     if (blockIdx.x == 0) atomicExch(m_launch.stopped, 1u);
-                    poke(m_shared.stop, 1);
+                    platform::arrive(&m_shared.stopped, 1);
                     m_stopped = now;
                 }
             }
@@ -234,7 +236,7 @@ class Watcher {
             const uint32_t phase = (turn / MEGA_DEPTH) & 1;
             bool is_loaded = platform::is_phase_over(&m_shared.loaded[turn % MEGA_DEPTH], phase);
             while (!__all_sync(0xffffffff, is_loaded)) {
-                if (__any_sync(0xffffffff, peek(m_shared.stop))) break;  // the clerk may have ended
+                if (__any_sync(0xffffffff, is_over(m_shared.stopped))) break;  // the clerk may have ended
                 is_loaded = platform::is_phase_over(&m_shared.loaded[turn % MEGA_DEPTH], phase);
             }
             if (!__all_sync(0xffffffff, is_loaded) || entry.number == MEGA_NONE) break;
@@ -245,8 +247,9 @@ class Watcher {
             if (m_lane == 0) {
                 entry.begin = begin;
                 entry.ready = ready;
-                platform::arrive(&m_shared.taken[turn % MEGA_DEPTH], 1);
             }
+            __syncwarp();
+            platform::arrive_together(&m_shared.taken[turn % MEGA_DEPTH], m_lane == 0);
             if (m_leaves) break;
         }
         if (m_lane == 0) m_shared.progress.dependency_wait = waited;
@@ -270,7 +273,7 @@ class Watcher {
             const bool is_last = first + 32 >= waits && order == ORDER_RUN;
             uint32_t value = 0;
             bool is_ready = !watches;  // and without a fault
-            if (peek(m_shared.stop)) order = ORDER_LEAVE;
+            if (is_over(m_shared.stopped)) order = ORDER_LEAVE;
             for (uint32_t tries = 1; !__any_sync(0xffffffff, order == ORDER_LEAVE); ++tries) {
                 if (!is_ready) {
                     value = load_acquire(counter);
@@ -287,10 +290,10 @@ class Watcher {
                 }
                 has_waited = true;
                 if (tries > 64) rest(turn);
-                if (peek(m_shared.stop)) order = ORDER_LEAVE;
+                if (tries % 8 == 0 && is_over(m_shared.stopped)) order = ORDER_LEAVE;
             }
             if (__any_sync(0xffffffff, order == ORDER_LEAVE)) {
-                if (!is_ready) {
+                if (m_lane + 1 == static_cast<uint32_t>(__ffs(__ballot_sync(0xffffffff, !is_ready)))) {
                     m_shared.missing = wait.task;
                     m_shared.arrived = mega_arrivals(value);
                 }

@@ -12,7 +12,6 @@
 namespace brickline {
 namespace mega_queue {
 
-inline constexpr uint32_t OP_BARRIER = 1;      // of the lanes of an item
 inline constexpr uint32_t LONGEST_REST_NS = 500;
 
 // As platform::Atomics, among the blocks of the device alone.
@@ -245,7 +244,7 @@ class Worker {
         place.index[2] = block / place.blocks[0] / place.blocks[1];
         place.lanes = submission.lanes;
         place.lane = m_thread;
-        place.barrier = submission.lanes < 32 ? platform::PART_OF_WARP : OP_BARRIER;
+        place.barrier = submission.lanes < 32 ? platform::PART_OF_WARP : platform::ITEM_BARRIER;
         place.shared = m_memory;
         place.shared_bytes = submission.shared_bytes;
         place.scratch = m_shared.scratch;

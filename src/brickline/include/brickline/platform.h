@@ -141,17 +141,20 @@ BRICKLINE_INLINE void wait_for_others() {
 #endif
 }
 
-// Waits until `lanes` threads have reached the named barrier; memory written before is visible
-// after. Barrier 0 is the one of the whole CUDA block, PART_OF_WARP that of fewer lanes than a warp has.
+// Waits until `lanes` threads have reached the barrier; memory written before is visible after.
+// BLOCK_BARRIER is the one of a whole CUDA block; of a worker of a megakernel, ITEM_BARRIER that of the lanes
+// of an item, CONSUMER_BARRIER that of all that execute; PART_OF_WARP that of fewer lanes than a warp has.
 // Hardware counts whole warps.
-inline constexpr uint32_t PART_OF_WARP = 16;
+inline constexpr uint32_t BLOCK_BARRIER = 0, ITEM_BARRIER = 1, CONSUMER_BARRIER = 2, PART_OF_WARP = 3;
 BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
-    if (barrier == 0) {
+    if (barrier == BLOCK_BARRIER) {
         __syncthreads();
     } else if (barrier == PART_OF_WARP) {
         __syncwarp((1u << lanes) - 1);
+    } else if (barrier == ITEM_BARRIER) {
+        asm volatile("bar.sync 1, %0;" ::"r"((lanes + 31) / 32 * 32) : "memory");
     } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"((lanes + 31) / 32 * 32) : "memory");
+        asm volatile("bar.sync 2, %0;" ::"r"((lanes + 31) / 32 * 32) : "memory");
     }
 }
 BRICKLINE_INLINE void wait_in_group() { __syncwarp(); }
@@ -163,6 +166,21 @@ BRICKLINE_INLINE bool is_phase_over(uint64_t* barrier, uint32_t phase) {
     uint32_t is_over;
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is_over)
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
+        : "memory");
+    return is_over;
+#else
+    return true;
+#endif
+}
+// The same at once; the one above may sleep for a while.
+BRICKLINE_INLINE bool is_phase_over_now(uint64_t* barrier, uint32_t phase) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t is_over;
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(is_over)
         : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
@@ -185,6 +203,18 @@ BRICKLINE_INLINE void arrive(uint64_t* barrier, uint32_t count) {
                  "r"(count)
                  : "memory");
 #endif
+}
+
+// For lanes that have met before: the first one arrives for all. With BRICKLINE_EACH_ARRIVES each does,
+// because compute-sanitizer takes what a lane read before for unordered if it does not arrive itself.
+#ifdef BRICKLINE_EACH_ARRIVES
+inline constexpr bool EACH_ARRIVES = true;
+#else
+inline constexpr bool EACH_ARRIVES = false;
+#endif
+BRICKLINE_INLINE uint32_t arrivals_of(uint32_t lanes) { return EACH_ARRIVES ? lanes : 1; }
+BRICKLINE_INLINE void arrive_together(uint64_t* barrier, bool is_first, uint32_t count = 1) {
+    if (EACH_ARRIVES || is_first) arrive(barrier, count);
 }
 
 // The value of the lane that is `distance` further on in a group; `present` has a bit per lane.
@@ -359,7 +389,7 @@ BRICKLINE_INLINE void prefetch(const void* from, uint32_t) { __builtin_prefetch(
 BRICKLINE_INLINE void wait_at(uint32_t, uint32_t) {}
 BRICKLINE_INLINE void wait_in_group() {}
 BRICKLINE_INLINE uint64_t wait_for_phase(uint64_t*, uint32_t) { return 0; }
-BRICKLINE_INLINE void arrive(uint64_t*, uint32_t) {}
+BRICKLINE_INLINE void arrive_together(uint64_t*, bool, uint32_t) {}
 template <class T>
 BRICKLINE_INLINE T from_lane_after(const T& value, uint32_t, uint32_t) { return value; }
 template <class T>

@@ -1,0 +1,88 @@
+"""compute-sanitizer over megakernels: no error of memory, no race between the warps of a worker.
+
+Some of the tests beside this one are run again below it. With BRICKLINE_RACECHECK every lane
+arrives at barriers itself, which is what racecheck follows; otherwise one does for its warp.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PROGRAMS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+PLANS = "77 or 1024 or without_a_hop or skips_what"
+QUEUES = "every_block or tried_again or urgent or fault or catalog or two_blocks"
+"""Not those whose items sync fewer lanes than their worker has: once some warps meet at a barrier
+of their own, racecheck no longer follows the one of the whole block."""
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+RACES = """
+from brickline.kernel import Kernel, Param
+from brickline.plan import Plan
+
+kernel = Kernel(
+    "races",
+    '''BRICKLINE void races(Block& block, float* y) {
+           float* near = block.shared<float>(64);
+           block.each(64, [&](int64_t k) { near[k] = float(k); });
+           block.each(64, [&](int64_t k) { y[k] = near[63 - k]; });
+       }''',
+    [Param("y", "f32", "64", "write")],
+    global_size="1",
+    local_size=64,
+    shared_bytes=256,
+)
+plan = Plan("races")
+plan.launch(kernel, y=plan.buffer("y", 64, "f32"))
+plan.prepare("CUDA:0", "megakernel")().read("y")
+"""
+
+
+def found_by(tool: str, *command: str) -> tuple[int, str]:
+    """How much a tool finds in a program of Python, and all that was printed."""
+    sanitizer = shutil.which("compute-sanitizer", path=PROGRAMS)
+    if not sanitizer:
+        pytest.skip("compute-sanitizer is not on PATH")
+    alone = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        [
+            *(sanitizer, "--tool", tool, "--report-api-errors", "no"),
+            *("--target-processes", "all", sys.executable, *command),
+        ],
+        env={**alone, "BRICKLINE_RACECHECK": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed[-4000:]
+    return sum(int(count) for count in SUMMARY.findall(printed)), printed
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [("test_megakernel.py", PLANS), ("test_megakernel_queue.py", QUEUES)],
+    ids=["plans", "queues"],
+)
+def test_workers_access_memory_as_they_may(tool: str, file: str, names: str) -> None:
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    count, printed = found_by(tool, *tests, str(HERE / file), "-k", names)
+    assert SUMMARY.search(printed)
+    assert re.search(r"[1-9]\d* passed", printed)
+    assert count == 0, printed[-6000:]
+
+
+def test_a_race_would_be_found(tmp_path: Path) -> None:
+    script = tmp_path / "races.py"
+    script.write_text(RACES, encoding="utf-8")
+    count, _ = found_by("racecheck", str(script))
+    assert count > 0
