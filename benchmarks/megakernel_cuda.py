@@ -7,7 +7,8 @@ Figures are times, so a rate of at least 0.97 is a time of at most 1.031.
   128 blocks: at most 0.7. Listed beside: a bare hop of a release-acquire counter.
 * The same, to that hop: at most 1.1. Listed beside: the same plan as a CUDA graph.
 * G2: a bf16 GEMV through the engine, to G0 for as many bytes: at most 1.031 over 2.47 GB of rows of
-  2048, at most 1.111 at 128256 x 2048. Recording what every worker does: at most 1.02.
+  2048, at most 1.111 at 128256 x 2048. Recording what every worker does: at most 1.02, and at most
+  1.02 of levels of items of 10 us.
 * 100,000 independent tiny items with planning, to as many launches from Python: at most 0.05.
 
 Skipped where torch sees no CUDA device.
@@ -46,6 +47,13 @@ BRICKLINE void read_rows(Block& block, const bf16* w, float* y, int64_t m, int64
 LEVEL = """
 BRICKLINE void level(Block& block, int32_t* x) {
     if (COUNTS) block.once([&] { x[block.index() * 32] += 1; });
+}
+"""
+LINGER = """
+BRICKLINE void linger(Block& block, float* x, int64_t rounds) {
+    float value = x[block.index() * 32];
+    for (int64_t k = 0; k < rounds; ++k) value = value * 0.5f + 1.0f;
+    block.once([&] { x[block.index() * 32] = value; });
 }
 """
 HOPS = """
@@ -297,6 +305,33 @@ def hopping(torch: Any, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
+def recording(torch: Any, repeats: int, levels: int = 500) -> dict[str, Any]:
+    """Levels of items of 10 us, each recorded with its times or not."""
+    kernel = bl.Kernel(
+        "linger",
+        LINGER,
+        [bl.Param("x", "f32", WIDTH * 32, "read-write"), bl.Scalar("rounds", high=1 << 20)],
+        global_size=WIDTH,
+        local_size=32,
+    )
+    plan = Plan("lingering")
+    x = plan.buffer("x", WIDTH * 32, "f32")
+    for _ in range(levels):
+        plan.launch(kernel, x=x, rounds=2_400)
+    prepared = plan.prepare("CUDA:0")
+    times = [
+        seconds(torch, running(engine_of(prepared, workers=WIDTH, trace=trace)), repeats)
+        for trace in (False, True)
+    ]
+    return Claim(
+        "megakernel: items of 10 us recorded one by one",
+        times[1] / times[0],
+        "of as many that are not",
+        1.02,
+        note=f"{1e6 * times[0] / levels:.2f} us a level of {WIDTH} items",
+    ).as_dict()
+
+
 TINY = """
 BRICKLINE void tiny(Block& block, float* y, int64_t at) {
     block.each(32, [&](int64_t i) { y[at * 32 + i] = float(at); });
@@ -350,7 +385,12 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     if torch is None:
         return []
     repeats = 3 if quick else 9
-    return [*streaming(torch, repeats), *hopping(torch, repeats), independent(torch)]
+    return [
+        *streaming(torch, repeats),
+        *hopping(torch, repeats),
+        recording(torch, repeats),
+        independent(torch),
+    ]
 
 
 if __name__ == "__main__":

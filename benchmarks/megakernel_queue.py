@@ -5,6 +5,8 @@
   own, where the host that plans and publishes them is what takes the time.
 * Items of 10 us against `concurrent.futures.ThreadPoolExecutor` and joblib's threads, which call
   the same compiled function with the GIL released: at most the time of the faster one.
+* Items of 10 us that are recorded, to the same that are not: at most 1.02 of the time from the first
+  submission to the last item.
 * A chain of items that wait for one another: what a hop costs; no target.
 * On a GPU, items that do nothing, from submission to report, beside the same launched one by one
   from Python and as a CUDA graph; and a chain. Skipped without a GPU; no target.
@@ -187,6 +189,36 @@ def _joblib(calls: list[Callable[[], None]]) -> tuple[Callable[[], float] | None
     return measure, ""
 
 
+def recorded(items: int, repeats: int) -> dict[str, Any]:
+    """Independent items of 10 us, each recorded with its times or not."""
+    rounds = _rounds_of(10e-6)
+    memory = np.zeros((items, 1), np.float32)
+    ratios, reports = [], []
+    with (
+        Megakernel("CPU", [BUSY], workers=CORES, slots=1 << 16) as plain,
+        Megakernel("CPU", [BUSY], workers=CORES, slots=1 << 16, trace=True) as traced,
+    ):
+
+        def executed(mega: Megakernel) -> None:
+            last = mega.submit_many("busy", writes=[memory], params=[rounds])[-1]
+            mega.wait(last)
+
+        for _ in range(repeats):
+            took = []
+            for mega in (plain, traced):
+                took += _seconds(partial(executed, mega), 1)
+                reports.append(_seconds(mega.drain, 1)[0])
+            ratios.append(took[1] / took[0])
+    return Claim(
+        f"queue: {items:,} items of 10 us recorded one by one",
+        statistics.median(ratios),
+        "of as many that are not",
+        1.02,
+        note=f"{harness.spread(ratios, 3)}; the report {1e3 * min(reports[::2]):.2f} ms, and "
+        f"{1e3 * min(reports[1::2]):.2f} ms with them",
+    ).as_dict()
+
+
 def chain(items: int, repeats: int) -> dict[str, Any]:
     """Items that each wait for the one before: what a hop costs."""
     rounds = 1
@@ -330,6 +362,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
             nothing(64, 2_000_000 if not quick else 400_000, repeats),
             nothing(1, 1_000_000 if not quick else 200_000, repeats),
             beside_pools(20_000 if not quick else 5_000, repeats),
+            recorded(20_000 if not quick else 5_000, 2 * repeats),
             chain(50_000 if not quick else 10_000, repeats),
             *run_on_gpu(quick),
         ]
