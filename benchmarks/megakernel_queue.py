@@ -5,8 +5,8 @@
   own, where the host that plans and publishes them is what takes the time.
 * Items of 10 us against `concurrent.futures.ThreadPoolExecutor` and joblib's threads, which call
   the same compiled function with the GIL released: at most the time of the faster one.
-* Items of 10 us that are recorded, to the same that are not: at most 1.02 of the time from the first
-  submission to the last item.
+* Items of 10 us that are recorded, to the same that are not: at most 1.02 of the time from the
+  first submission to the last item.
 * A chain of items that wait for one another: what a hop costs; no target.
 * On a GPU, items that do nothing, from submission to report, beside the same launched one by one
   from Python and as a CUDA graph; and a chain. Skipped without a GPU; no target.

@@ -14,50 +14,7 @@ namespace mega_queue {
 
 inline constexpr uint32_t LONGEST_REST_NS = 500;
 
-// As platform::Atomics, among the blocks of the device alone.
-struct DeviceAtomics {
-    static BRICKLINE_INLINE uint32_t load(const uint32_t* word) {
-        uint32_t value;
-        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-        return value;
-    }
-    static BRICKLINE_INLINE void store(uint32_t* word, uint32_t value) {
-        asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-    }
-    static BRICKLINE_INLINE uint32_t peek(const uint32_t* word) {
-        uint32_t value;
-        asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-        return value;
-    }
-    static BRICKLINE_INLINE void poke(uint32_t* word, uint32_t value) {
-        asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-    }
-    static BRICKLINE_INLINE bool replace(uint32_t* word, uint32_t expected, uint32_t value) {
-        uint32_t found;
-        asm volatile("atom.acq_rel.gpu.cas.b32 %0, [%1], %2, %3;"
-                     : "=r"(found)
-                     : "l"(word), "r"(expected), "r"(value)
-                     : "memory");
-        return found == expected;
-    }
-    static BRICKLINE_INLINE uint32_t add(uint32_t* word, uint32_t value) {
-        uint32_t found;
-        asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
-                     : "=r"(found)
-                     : "l"(word), "r"(value)
-                     : "memory");
-        return found;
-    }
-    static BRICKLINE_INLINE uint32_t exchange(uint32_t* word, uint32_t value) {
-        uint32_t found;
-        asm volatile("atom.acq_rel.gpu.exch.b32 %0, [%1], %2;"
-                     : "=r"(found)
-                     : "l"(word), "r"(value)
-                     : "memory");
-        return found;
-    }
-};
-using M = DeviceAtomics;
+using M = platform::DeviceAtomics;
 
 using mega::nanoseconds;
 

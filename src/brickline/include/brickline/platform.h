@@ -256,53 +256,56 @@ BRICKLINE_INLINE void atomic_add(int64_t* to, int64_t value) {  // two's complem
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
 
-// Words that several workers and the host share. `load` acquires, `store` releases, what reads and
-// writes at once does both; `peek` and `poke` order nothing. In the scope of the whole machine, because
-// the host may hold the other end.
-struct Atomics {
-    static BRICKLINE_INLINE uint32_t load(const uint32_t* word) {
-        uint32_t value;
-        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-        return value;
+// Words that several workers share. `load` acquires, `store` releases, what reads and writes at once does
+// both; `peek` and `poke` order nothing.
+#define BRICKLINE_ATOMICS(name, scope)                                                                  \
+    struct name {                                                                                       \
+        static BRICKLINE_INLINE uint32_t load(const uint32_t* word) {                                   \
+            uint32_t value;                                                                             \
+            asm volatile("ld.acquire." scope ".u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");    \
+            return value;                                                                               \
+        }                                                                                               \
+        static BRICKLINE_INLINE void store(uint32_t* word, uint32_t value) {                            \
+            asm volatile("st.release." scope ".u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");      \
+        }                                                                                               \
+        static BRICKLINE_INLINE uint32_t peek(const uint32_t* word) {                                   \
+            uint32_t value;                                                                             \
+            asm volatile("ld.relaxed." scope ".u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");    \
+            return value;                                                                               \
+        }                                                                                               \
+        static BRICKLINE_INLINE void poke(uint32_t* word, uint32_t value) {                             \
+            asm volatile("st.relaxed." scope ".u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");      \
+        }                                                                                               \
+        /* Whether the word was `expected`, and is `value` now. */                                      \
+        static BRICKLINE_INLINE bool replace(uint32_t* word, uint32_t expected, uint32_t value) {       \
+            uint32_t found;                                                                             \
+            asm volatile("atom.acq_rel." scope ".cas.b32 %0, [%1], %2, %3;"                             \
+                         : "=r"(found)                                                                  \
+                         : "l"(word), "r"(expected), "r"(value)                                         \
+                         : "memory");                                                                   \
+            return found == expected;                                                                   \
+        }                                                                                               \
+        /* These return what the word was before. */                                                    \
+        static BRICKLINE_INLINE uint32_t add(uint32_t* word, uint32_t value) {                          \
+            uint32_t found;                                                                             \
+            asm volatile("atom.acq_rel." scope ".add.u32 %0, [%1], %2;"                                 \
+                         : "=r"(found)                                                                  \
+                         : "l"(word), "r"(value)                                                        \
+                         : "memory");                                                                   \
+            return found;                                                                               \
+        }                                                                                               \
+        static BRICKLINE_INLINE uint32_t exchange(uint32_t* word, uint32_t value) {                     \
+            uint32_t found;                                                                             \
+            asm volatile("atom.acq_rel." scope ".exch.b32 %0, [%1], %2;"                                \
+                         : "=r"(found)                                                                  \
+                         : "l"(word), "r"(value)                                                        \
+                         : "memory");                                                                   \
+            return found;                                                                               \
+        }                                                                                               \
     }
-    static BRICKLINE_INLINE void store(uint32_t* word, uint32_t value) {
-        asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-    }
-    static BRICKLINE_INLINE uint32_t peek(const uint32_t* word) {
-        uint32_t value;
-        asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-        return value;
-    }
-    static BRICKLINE_INLINE void poke(uint32_t* word, uint32_t value) {
-        asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-    }
-    // Whether the word was `expected`, and is `value` now.
-    static BRICKLINE_INLINE bool replace(uint32_t* word, uint32_t expected, uint32_t value) {
-        uint32_t found;
-        asm volatile("atom.acq_rel.sys.cas.b32 %0, [%1], %2, %3;"
-                     : "=r"(found)
-                     : "l"(word), "r"(expected), "r"(value)
-                     : "memory");
-        return found == expected;
-    }
-    // These return what the word was before.
-    static BRICKLINE_INLINE uint32_t add(uint32_t* word, uint32_t value) {
-        uint32_t found;
-        asm volatile("atom.acq_rel.sys.add.u32 %0, [%1], %2;"
-                     : "=r"(found)
-                     : "l"(word), "r"(value)
-                     : "memory");
-        return found;
-    }
-    static BRICKLINE_INLINE uint32_t exchange(uint32_t* word, uint32_t value) {
-        uint32_t found;
-        asm volatile("atom.acq_rel.sys.exch.b32 %0, [%1], %2;"
-                     : "=r"(found)
-                     : "l"(word), "r"(value)
-                     : "memory");
-        return found;
-    }
-};
+BRICKLINE_ATOMICS(Atomics, "sys");        // and the host, who may hold the other end
+BRICKLINE_ATOMICS(DeviceAtomics, "gpu");  // blocks of one device
+#undef BRICKLINE_ATOMICS
 
 BRICKLINE_INLINE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 BRICKLINE_INLINE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
