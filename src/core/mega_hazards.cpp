@@ -100,13 +100,10 @@ struct HazardTracker::Memory : MegaHistories {
 
     // Puts a segment in the place of a part of another one.
     void put_into(Segment* place, const Segment& made) {
-        if (place->begin == made.begin && tree.put_before(place, made)) {
-            // Whoever cuts a piece off often goes on with the next one.
-            place[1].reads = 0;
-            tree.remember(place + 1);
-        } else {
-            put_between(place, made);
-        }
+        if (place->begin != made.begin) return put_between(place, made);
+        Segment* const rest = tree.put_before(place, made);
+        rest->reads = 0;
+        tree.remember(rest);  // whoever cuts a piece off often goes on with the next one
     }
     [[gnu::noinline]] void put_between(Segment* place, const Segment& made) {
         const Segment around = *place;
@@ -235,33 +232,47 @@ struct HazardTracker::Memory : MegaHistories {
         return version;
     }
 
-    void write(uint32_t task, const MegaAccess& access) {
+    // Returns what a Segment of these bytes alone would have had as `what`, or as the newest of several.
+    uint32_t write(uint32_t task, const MegaAccess& access) {
         const Segment made{access.begin, access.end, access.space, task + 2, 0, 0};
         const auto [found, gap] = meet(access);
         if (gap) {
             tree.insert_at(gap, made);
-        } else if (!found) {
-            write_several(task, access, made);
-        } else if (found->begin == access.begin && found->end == access.end) {
-            push_blockers(*found, access.begin, access.end, task);
-            found->what = task + 2;
-            found->readers = found->reads = 0;
-        } else if (found->end >= access.end) {
-            push_blockers(*found, access.begin, access.end, task);
-            put_into(found, made);
-        } else if (Segment* const last = SegmentTree::last_of_tiles(found, access.end, MERGE_FROM - 1)) {
-            for (Segment* each = found; each <= last; ++each) push_blockers(*each, each->begin, each->end, task);
-            tree.replace(found, uint32_t(last - found) + 1, {&made, 1});
-        } else {
-            write_several(task, access, made);
+            return 0;
         }
+        if (!found) return write_several(task, access, made);
+        if (found->end >= access.end) {
+            const uint32_t what = found->what;
+            push_blockers(*found, access.begin, access.end, task);
+            if (found->begin == access.begin && found->end == access.end) {
+                found->what = task + 2;
+                found->readers = found->reads = 0;
+            } else {
+                put_into(found, made);
+            }
+            return what;
+        }
+        Segment* const last = SegmentTree::last_of_tiles(found, access.end, MERGE_FROM - 1);
+        if (!last) return write_several(task, access, made);
+        uint32_t newest = 0;
+        for (Segment* each = found; each <= last; ++each) {
+            newest = std::max(newest, held(*each).newest);
+            push_blockers(*each, each->begin, each->end, task);
+        }
+        tree.replace(found, uint32_t(last - found) + 1, {&made, 1});
+        return newest;
     }
 
-    [[gnu::noinline]] void write_several(uint32_t task, const MegaAccess& access, const Segment& made) {
+    [[gnu::noinline]] uint32_t write_several(uint32_t task, const MegaAccess& access, const Segment& made) {
         const Cover covered = cover(access.space, access.begin, access.end);
-        for (size_t k = covered.first; k < covered.last; ++k) push_all_blockers(pieces[k], task, false);
+        uint32_t newest = 0;
+        for (size_t k = covered.first; k < covered.last; ++k) {
+            newest = std::max(newest, held(pieces[k]).newest);
+            push_all_blockers(pieces[k], task, false);
+        }
         keep_one(covered, made);
         tree.replace(covered.place, covered.count, pieces);
+        return newest;
     }
 
     MegaVersion held_by_several(uint32_t space, uint64_t begin, uint64_t end) const;
@@ -322,8 +333,11 @@ std::span<const uint32_t> HazardTracker::add_shared(uint32_t task, std::span<con
         mega_each_once(entries);
         m->sources.assign(entries.begin(), entries.end());
     }
-    for (const MegaAccess& access : accesses.subspan(first_write)) {
-        if ((access.mode & MEGA_WRITE) && access.begin < access.end) m->write(task, access);
+    for (size_t k = first_write; k < accesses.size(); ++k) {
+        const MegaAccess& access = accesses[k];
+        if (!(access.mode & MEGA_WRITE) || access.begin == access.end) continue;
+        const uint32_t found = m->write(task, access);
+        if (!(access.mode & MEGA_READ)) versions[k].newest = found;
     }
     mega_each_once(entries);
     return entries;
@@ -364,6 +378,10 @@ MegaVersion HazardTracker::version(uint32_t space, uint64_t begin, uint64_t end)
     }
     if (m->tree.gap_behind_last(space, begin, end)) return {0, true};
     return m->held_by_several(space, begin, end);
+}
+
+uint32_t HazardTracker::newest_of(const MegaVersion& noted, uint64_t begin, uint64_t end) const {
+    return m->held({begin, end, 0, noted.newest, 0, 0}).newest;
 }
 
 size_t HazardTracker::bytes() const {

@@ -77,13 +77,17 @@ public:
     // `sets()`. Entries may overlap. Costs as many steps as there are entries, about.
     std::span<const uint32_t> add_shared(uint32_t task, std::span<const MegaAccess> accesses);
 
-    // The same, and notes what each access found in `versions`, of which there are as many.
+    // The same, and notes what each access found in `versions`, of which there are as many. Of one that
+    // writes alone, `newest` is for `newest_of`, and `has_unwritten` is false.
     std::span<const uint32_t> add_shared(uint32_t task, std::span<const MegaAccess> accesses,
                                          std::span<MegaVersion> versions);
 
-    // After `add`, or `add_shared` without them: what each access found, before the task's own writes. Of
-    // accesses that write alone, nothing.
+    // After `add`, or `add_shared` without them: what each access found, before the task's own writes.
     std::span<const MegaVersion> versions() const;
+
+    // Who wrote last to a range before an access that writes alone did, as MegaVersion says it; from what was
+    // noted then. So whoever never asks does not pay for a look into composites. Not after `forget`.
+    uint32_t newest_of(const MegaVersion& noted, uint64_t begin, uint64_t end) const;
 
     // After `add` or `add_shared`: those among its producers who wrote what it reads, as entries. Kept
     // from `keep_sources` on.

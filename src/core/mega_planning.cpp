@@ -1,6 +1,7 @@
 #include "mega_planning.h"
 
 #include <algorithm>
+#include <bit>
 #include <queue>
 
 namespace brickline {
@@ -66,7 +67,10 @@ public:
         if (m_has_costs) m_finish.assign(count, 0);
         m_from.resize(count);
         m_versions.resize(m_tasks.accesses.size());
-        if (m_options.dedupes) m_prior.resize(count);
+        if (m_options.dedupes) {
+            m_prior.resize(count);
+            m_come.assign(std::bit_ceil(size_t(count) * BITS_OF_TASK / 64 + 1), 0);
+        }
         m_tracker.reserve(m_tasks.accesses.size());
         for (const MegaInitial& each : m_options.initial) m_tracker.add_initial(each.space, each.begin, each.end);
         for (uint32_t first = 0; first < count; first += CHECKED_TOGETHER) {
@@ -138,9 +142,14 @@ private:
 
     // Equal for those that are alike, and for few others.
     uint32_t identity_of(uint32_t task) const {
-        uint64_t hash = m_tasks.op[task] + m_tasks.blocks[task] * 0x9e3779b97f4a7c15ull;
+        uint64_t hash = (uint64_t(m_tasks.op[task]) << 32 | m_tasks.blocks[task]) * 0x9e3779b97f4a7c15ull;
         for (uint32_t k = m_tasks.param_begin[task]; k < m_tasks.param_begin[task + 1]; ++k) {
             hash = (hash ^ m_tasks.params[k]) * 0xff51afd7ed558ccdull;
+        }
+        if (const auto accesses = m_tasks.accesses_of(task); !accesses.empty()) {
+            const MegaAccess &first = accesses.front(), &last = accesses.back();
+            const uint64_t places = first.begin + (uint64_t(first.space) << 40) + 3 * last.begin + last.space;
+            hash = (hash ^ places) * 0xff51afd7ed558ccdull;
         }
         return uint32_t(hash >> 32) ^ uint32_t(hash);
     }
@@ -158,27 +167,55 @@ private:
     // A task with the same op, blocks, parameters and ranges. What it computed is there only if it wrote last
     // where this one would write; a few who wrote before that are looked at for the sake of the reason.
     uint32_t find_alike(uint32_t task) {
+        const uint32_t identity = identity_of(task);
+        m_prior[task] = {identity, NONE};
+        return may_have_come(identity) ? look_back(task) : NONE;
+    }
+
+    // Kept out of the way of tasks that come for the first time.
+    [[gnu::noinline]] uint32_t look_back(uint32_t task) {
         Prior& mine = m_prior[task];
-        mine = {NONE, identity_of(task)};
-        for (const MegaAccess& access : m_tasks.accesses_of(task)) {
-            if (!(access.mode & MEGA_WRITE) || access.begin == access.end) continue;
-            const uint32_t newest = m_tracker.version(access.space, access.begin, access.end).newest;
-            if (newest < 2) return NONE;
-            mine.writer = newest - 2;
-            uint32_t earlier = newest - 2;
-            for (int k = 0; k < LOOK_BACK && earlier != NONE; ++k, earlier = m_prior[earlier].writer) {
-                if (m_prior[earlier].identity == mine.identity && are_alike(earlier, task)) return earlier;
-            }
-            return NONE;
+        const MegaAccess* const output = output_of(task);
+        if (!output) return NONE;
+        mine.newest = m_tracker.version(output->space, output->begin, output->end).newest;
+        uint32_t newest = mine.newest;
+        for (int k = 0; newest >= 2; newest = newest_before(newest - 2)) {
+            const uint32_t earlier = newest - 2;
+            if (m_prior[earlier].identity == mine.identity && are_alike(earlier, task)) return earlier;
+            if (++k == LOOK_BACK) break;
         }
         return NONE;
     }
 
-    bool dedupe(uint32_t earlier, uint32_t task) {
-        if (m_tasks.flags[task] & MEGA_ATOMIC) return refuse(earlier, task, MegaCode::Accumulates), false;
-        if (!(m_tasks.flags[task] & m_tasks.flags[earlier] & MEGA_PURE)) {
-            return refuse(earlier, task, MegaCode::NotPure), false;
+    // Whether a task with an identity came before, or one with an identity of the same bit; notes it.
+    bool may_have_come(uint32_t identity) {
+        uint64_t& bits = m_come[(identity >> 6) & (m_come.size() - 1)];
+        const uint64_t bit = uint64_t(1) << (identity & 63);
+        const bool has_come = bits & bit;
+        bits |= bit;
+        return has_come;
+    }
+
+    // The first range that a task writes; null: none.
+    const MegaAccess* output_of(uint32_t task) const {
+        for (const MegaAccess& access : m_tasks.accesses_of(task)) {
+            if ((access.mode & MEGA_WRITE) && access.begin < access.end) return &access;
         }
+        return nullptr;
+    }
+
+    // Who wrote last to the output of a task before it did, as MegaVersion says it.
+    uint32_t newest_before(uint32_t task) const {
+        if (m_prior[task].newest != NONE) return m_prior[task].newest;
+        const MegaAccess* const output = output_of(task);
+        const MegaVersion& noted = m_versions[size_t(output - m_tasks.accesses.data())];
+        return output->mode & MEGA_READ ? noted.newest : m_tracker.newest_of(noted, output->begin, output->end);
+    }
+
+    bool dedupe(uint32_t earlier, uint32_t task) {
+        const uint32_t one = m_tasks.flags[earlier], other = m_tasks.flags[task];
+        if ((one | other) & MEGA_TASK_ATOMIC) return refuse(earlier, task, MegaCode::Accumulates), false;
+        if (!(one & other & MEGA_TASK_PURE)) return refuse(earlier, task, MegaCode::NotPure), false;
         const std::span<const MegaAccess> accesses = m_tasks.accesses_of(task);
         const MegaVersion* const before = m_versions.data() + m_tasks.access_begin[earlier];
         for (size_t k = 0; k < accesses.size(); ++k) {
@@ -326,7 +363,7 @@ private:
     };
     Hindrance hindrance_of(uint32_t task, std::span<const uint32_t> entries, uint32_t before) {
         const uint32_t region = m_out.region[before];
-        if ((m_tasks.flags[before] | m_tasks.flags[task]) & MEGA_ATOMIC) return {MegaCode::JoinAccumulates};
+        if ((m_tasks.flags[before] | m_tasks.flags[task]) & MEGA_TASK_ATOMIC) return {MegaCode::JoinAccumulates};
         if (m_tasks.blocks[before] != m_tasks.blocks[task]) return {MegaCode::DifferentBlocks};
         if (m_tails[region] != before) return {MegaCode::HasFollower, m_tails[region]};
         // All that it waits for besides must be over when the region begins: it is where it has a
@@ -439,14 +476,16 @@ private:
     static constexpr uint32_t CHECKED_TOGETHER = 256;  // tasks whose accesses then lie in a cache
     static constexpr size_t MOST_TOUCHED = 64;
     static constexpr int LOOK_BACK = 2;
+    static constexpr size_t BITS_OF_TASK = 8;  // in m_come: one in eight of the last tasks is looked up in vain
     HazardTracker m_tracker;
     MegaPlanned m_out;
-    MegaVector<MegaVersion> m_versions;  // of each access, as it was read
+    MegaVector<MegaVersion> m_versions;  // of each access, as the tracker notes them
     struct Prior {
-        uint32_t writer;  // who wrote last to a task's output before it
         uint32_t identity;
+        uint32_t newest;  // who wrote last to a task's output before it; NONE: nobody has asked
     };
     MegaVector<Prior> m_prior;
+    MegaVector<uint64_t> m_come;  // a bit for each of several identities; as many words as a power of two
     MegaVector<uint64_t> m_finish;    // where tasks have costs
     MegaVector<uint32_t> m_from;      // on whom the beginning of a task depends
     MegaVector<uint32_t> m_heads, m_tails;  // of regions, in the order in which they were found
@@ -472,9 +511,10 @@ void MegaTaskTable::check_columns() const {
     check_begins(access_begin, tasks, accesses.size(), "begins of accesses");
     uint32_t known = 0;
     for (const uint32_t each : flags) known |= each;
-    if (known <= (MEGA_PURE | MEGA_ATOMIC)) return;
+    constexpr uint32_t ALL = MEGA_TASK_PURE | MEGA_TASK_ATOMIC;
+    if (known <= ALL) return;
     for (size_t k = 0; k < tasks; ++k) {
-        require(flags[k] <= (MEGA_PURE | MEGA_ATOMIC), "expected flags of PURE (1) and ATOMIC (2) alone, task", k);
+        require(flags[k] <= ALL, "expected flags of PURE (1) and ATOMIC (2) alone, task", k);
     }
 }
 

@@ -16,8 +16,8 @@
 namespace brickline {
 
 enum MegaTaskFlag : uint32_t {
-    MEGA_PURE = 1,    // the same inputs give the same outputs, and nothing else is changed
-    MEGA_ATOMIC = 2,  // its blocks add to one another's results
+    MEGA_TASK_PURE = 1,    // the same inputs give the same outputs, and nothing else is changed
+    MEGA_TASK_ATOMIC = 2,  // its blocks add to one another's results
 };
 
 // Tasks in the order of submission, as columns. Nothing is copied.

@@ -41,12 +41,13 @@ nb::object array_of(MegaVector<T>&& values) {
 
 // Rows of 32-bit words.
 template <class Row>
-nb::object rows_of(const MegaVector<Row>& rows) {
-    constexpr size_t WIDTH = sizeof(Row) / 4;
-    auto* const words = new uint32_t[rows.size() * WIDTH + 1];
-    std::memcpy(words, rows.data(), rows.size() * sizeof(Row));
-    nb::capsule owner(words, [](void* array) noexcept { delete[] static_cast<uint32_t*>(array); });
-    return nb::cast(nb::ndarray<nb::numpy, uint32_t, nb::ndim<2>>(words, {rows.size(), WIDTH}, owner));
+nb::object rows_of(MegaVector<Row>&& rows) {
+    constexpr size_t WIDTH = sizeof(Row) / sizeof(uint32_t);
+    static_assert(sizeof(Row) == WIDTH * sizeof(uint32_t) && alignof(Row) == alignof(uint32_t));
+    auto* const owned = new MegaVector<Row>(std::move(rows));
+    nb::capsule owner(owned, [](void* vector) noexcept { delete static_cast<MegaVector<Row>*>(vector); });
+    auto* const words = reinterpret_cast<uint32_t*>(owned->data());
+    return nb::cast(nb::ndarray<nb::numpy, uint32_t, nb::ndim<2>>(words, {owned->size(), WIDTH}, owner));
 }
 
 // The columns of tasks; the arrays are kept alive by whoever holds it.
@@ -95,7 +96,7 @@ nb::dict plan(const MegaColumns& columns, bool dedupes, bool joins, std::optiona
     out["regions"] = planned.regions;
     out["order"] = array_of(std::move(planned.order));
     out["level"] = array_of(std::move(planned.level));
-    out["refusals"] = rows_of(planned.refusals);
+    out["refusals"] = rows_of(std::move(planned.refusals));
     out["critical_cost"] = planned.critical_cost;
     out["critical"] = array_of(std::move(planned.critical));
     return out;

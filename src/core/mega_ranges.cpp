@@ -32,6 +32,10 @@ uint32_t hash_of(uint32_t space, uint64_t begin, uint64_t end) {
     return uint32_t(hash * 0xd6e8feb86659fd93ull >> 32);
 }
 
+bool is_range_of(const MegaAccess& access, const MegaRanges::Range& range) {
+    return !((range.begin ^ access.begin) | (range.end ^ access.end) | (range.space ^ access.space));
+}
+
 }  // namespace
 
 MegaRanges::MegaRanges(const MegaTaskTable& tasks) {
@@ -82,39 +86,53 @@ void MegaRanges::number(const MegaTaskTable& tasks) {
     std::array<uint32_t, TOGETHER> hashes;
     const size_t count = tasks.accesses.size();
     for (size_t first = 0; first < count; first += TOGETHER) {
-        const size_t some = std::min(count - first, TOGETHER);
-        const MegaAccess* const accesses = tasks.accesses.data() + first;
+        const std::span<const MegaAccess> accesses = tasks.accesses.subspan(first, std::min(count - first, TOGETHER));
+        const uint32_t* const table = m_table.data();
         const unsigned shift = m_shift;
         Fitting fitting;
-        for (size_t k = 0; k < some; ++k) {
+        for (size_t k = 0; k < accesses.size(); ++k) {
             const MegaAccess& access = accesses[k];
             __builtin_prefetch(&access + AHEAD);
             fitting.show(access);
             hashes[k] = hash_of(access.space, access.begin, access.end);
-            __builtin_prefetch(&m_table[hashes[k] >> shift], 1);
+            __builtin_prefetch(table + (hashes[k] >> shift), 1);
         }
         if (!fitting.do_all()) tasks.check();
-        for (size_t k = 0; k < some; ++k) m_of_access[first + k] = number_of(accesses[k], hashes[k]);
+        number_some(accesses, hashes.data(), first);
+    }
+    m_is_shared = m_ranges.size() < count;
+}
+
+// What a table holds is kept in registers from one access to the next, until a range is added.
+void MegaRanges::number_some(std::span<const MegaAccess> accesses, const uint32_t* hashes, size_t first) {
+    uint32_t* const numbers = m_of_access.data() + first;
+    size_t k = 0;
+    while (k < accesses.size()) {
+        const uint32_t* const table = m_table.data();
+        Range* const ranges = m_ranges.data();
+        const size_t mask = m_table.size() - 1;
+        const unsigned shift = m_shift;
+        for (; k < accesses.size(); ++k) {
+            const MegaAccess& access = accesses[k];
+            size_t at = hashes[k] >> shift;
+            while (table[at] && !is_range_of(access, ranges[table[at] - 1])) at = (at + 1) & mask;
+            if (!table[at]) {
+                add(access, at);
+                numbers[k++] = uint32_t(m_ranges.size() - 1);
+                break;
+            }
+            const uint32_t number = table[at] - 1;
+            ranges[number].is_shared = true;
+            ranges[number].is_written |= (access.mode & MEGA_WRITE) != 0;
+            numbers[k] = number;
+        }
     }
 }
 
-inline uint32_t MegaRanges::number_of(const MegaAccess& access, uint32_t hash) {
-    const uint32_t* const table = m_table.data();
-    const size_t mask = m_table.size() - 1;
-    const bool is_written = (access.mode & MEGA_WRITE) != 0;
-    size_t at = hash >> m_shift;
-    for (; table[at]; at = (at + 1) & mask) {
-        Range& range = m_ranges[table[at] - 1];
-        if (range.begin == access.begin && range.end == access.end && range.space == access.space) {
-            range.is_shared = m_is_shared = true;
-            range.is_written |= is_written;
-            return table[at] - 1;
-        }
-    }
-    m_ranges.push_back({access.begin, access.end, access.space, is_written, false});
+void MegaRanges::add(const MegaAccess& access, size_t at) {
+    m_ranges.push_back({access.begin, access.end, access.space, (access.mode & MEGA_WRITE) != 0, false});
     m_table[at] = uint32_t(m_ranges.size());
     if (m_ranges.size() * 2 > m_table.size() && m_shift) grow();
-    return uint32_t(m_ranges.size() - 1);
 }
 
 void MegaRanges::grow() {

@@ -38,7 +38,8 @@ public:
 private:
     bool number_in_order(const MegaTaskTable& tasks);
     void number(const MegaTaskTable& tasks);
-    uint32_t number_of(const MegaAccess& access, uint32_t hash);
+    void number_some(std::span<const MegaAccess> accesses, const uint32_t* hashes, size_t first);
+    void add(const MegaAccess& access, size_t at);
     void grow();
     MegaVector<uint32_t> sorted() const;
     void find_overlaps();

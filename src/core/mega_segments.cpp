@@ -123,14 +123,19 @@ bool SegmentTree::replace(Segment* place, uint32_t count, std::span<const Segmen
     return false;
 }
 
-void SegmentTree::insert(const Segment& segment) {
+// Where the rest finds no room behind it, or belongs to the next leaf.
+Segment* SegmentTree::put_apart(Segment* place, const Segment& made) {
+    Segment rest = *place;
+    rest.begin = made.end;
+    place->put(made);
+    return insert(rest);
+}
+
+Segment* SegmentTree::insert(const Segment& segment) {
     const Key key = begin_of(segment);
     uint32_t number = leaf_of(key);
-    uint32_t slot = 0;
-    {
-        const Leaf& leaf = m_leaves[number];
-        while (slot < leaf.count && begin_of(leaf.segments[slot]) < key) ++slot;
-    }
+    uint32_t slot = m_leaves[number].count;  // from behind, where what comes in order belongs
+    while (slot > 0 && begin_of(m_leaves[number].segments[slot - 1]) > key) --slot;
     if (m_leaves[number].count == LEAF) {
         // Behind the last one nothing moves, so that what comes in order fills its leaves.
         const uint32_t kept = slot == LEAF ? LEAF : LEAF / 2;
@@ -145,7 +150,7 @@ void SegmentTree::insert(const Segment& segment) {
     leaf.segments[slot].put(segment);
     leaf.hint = slot;
     ++leaf.count;
-    m_last[segment.space % m_last.size()] = leaf.segments + slot;
+    return m_last[segment.space % m_last.size()] = leaf.segments + slot;
 }
 
 uint32_t SegmentTree::split(uint32_t number, uint32_t kept, Key low) {

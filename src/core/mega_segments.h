@@ -89,16 +89,15 @@ public:
     // whatever comes before that place ends. Returns whether they lie at the place, one after the other.
     bool replace(Segment* place, uint32_t count, std::span<const Segment> made);
 
-    // Puts a segment in the place of the first bytes of another one, which then follows it. False: there is
-    // no room, and nothing is done.
-    bool put_before(Segment* place, const Segment& made) {
+    // Puts a segment in the place of the first bytes of another one. Returns where the rest of that is.
+    Segment* put_before(Segment* place, const Segment& made) {
         Leaf& leaf = leaf_at(place);
-        if (leaf.count == LEAF || key_of(made.space, made.end) >= leaf.high) return false;
+        if (leaf.count == LEAF || key_of(made.space, made.end) >= leaf.high) return put_apart(place, made);
         Segment* const end = leaf.segments + leaf.count++;
         for (Segment* to = end; to > place; --to) *to = to[-1];
         place[1].begin = made.end;
         place->put(made);
-        return true;
+        return place + 1;
     }
 
     // Puts one segment into a gap, where it was found.
@@ -182,7 +181,8 @@ private:
     const Segment* first_behind(const Segment* place) const;
     uint32_t branch_of(Key key) const;
     uint32_t leaf_of(Key key) const;
-    void insert(const Segment& segment);
+    Segment* insert(const Segment& segment);
+    Segment* put_apart(Segment* place, const Segment& made);
     uint32_t split(uint32_t number, uint32_t kept, Key low);
     void enter(Key key, uint32_t leaf);
     void remove(Leaf& leaf);

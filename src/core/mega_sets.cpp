@@ -25,10 +25,14 @@ void mega_sort_each_once(std::vector<uint32_t>& numbers) {
 
 namespace {
 
+// A sum, as members come in one order: none waits for the hash of those before it.
 uint32_t hash_of(std::span<const uint32_t> members) {
-    uint64_t hash = members.size() * 0x9e3779b97f4a7c15ull;
-    for (const uint32_t member : members) hash = (hash ^ member) * 0xff51afd7ed558ccdull, hash ^= hash >> 32;
-    return uint32_t(hash ^ (hash >> 29));
+    uint64_t hash = 0;
+    for (const uint32_t member : members) {
+        const uint64_t mixed = (member + 1) * 0xff51afd7ed558ccdull;
+        hash += (mixed ^ (mixed >> 32)) * 0x9e3779b97f4a7c15ull;
+    }
+    return uint32_t(hash >> 32);
 }
 
 }  // namespace

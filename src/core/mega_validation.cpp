@@ -593,7 +593,8 @@ private:
         const MegaTaskTable& tasks = m_plan.tasks;
         const std::span<const MegaAccess> mine = tasks.accesses_of(task), its = tasks.accesses_of(alias);
         bool is_right = tasks.op[task] == tasks.op[alias] && tasks.blocks[task] == tasks.blocks[alias] &&
-                        (tasks.flags[task] & tasks.flags[alias] & MEGA_PURE) && !(tasks.flags[task] & MEGA_ATOMIC) &&
+                        (tasks.flags[task] & tasks.flags[alias] & MEGA_TASK_PURE) &&
+                        !((tasks.flags[task] | tasks.flags[alias]) & MEGA_TASK_ATOMIC) &&
                         std::ranges::equal(tasks.params_of(task), tasks.params_of(alias)) && mine.size() == its.size();
         for (size_t k = 0; is_right && k < mine.size(); ++k) {
             is_right = mine[k].mode == its[k].mode && mine[k].per_block == its[k].per_block &&

@@ -59,7 +59,7 @@ struct RandomTasks {
             }
             op.push_back(uint32_t(random.below(2)));
             blocks.push_back(random.one_in(2) ? 1 : 4);
-            flags.push_back(random.one_in(8) ? uint32_t(MEGA_ATOMIC) : uint32_t(random.below(2)));
+            flags.push_back(random.one_in(8) ? uint32_t(MEGA_TASK_ATOMIC) : uint32_t(random.below(2)));
             for (uint64_t k = random.below(3); k > 0; --k) params.push_back(random.below(2));
             for (uint64_t k = 1 + random.below(3); k > 0; --k) {
                 uint64_t begin = random.below(size) / grain * grain;
@@ -274,7 +274,7 @@ void test_siblings() {
     const MegaAccess all{0, 9, 0, 0, MEGA_READ};
     for (int k = 0; k < 3; ++k) tasks.add({all});
     tasks.add({all}, 2);
-    tasks.add({all}, 1, MEGA_ATOMIC);
+    tasks.add({all}, 1, MEGA_TASK_ATOMIC);
     tasks.add({all});
     tasks.add({{0, 1, 0, 1, MEGA_WRITE}});  // 15, which 16 joins
     for (int k = 0; k < 3; ++k) tasks.add({{0, 1, 0, 1, MEGA_READ}});
@@ -293,6 +293,33 @@ void test_siblings() {
     }
     for (const uint32_t task : {9u, 11u, 14u}) check_equal(planned.level[task], 1u, "the level of a sibling");
     check_equal(planned.region[16], planned.region[15], "the first one joins");
+}
+
+// A task comes again behind one that wrote over it, of whom nobody has asked what was there before: a part of
+// what a read has joined, or several pieces.
+void test_looking_back() {
+    Table tasks;
+    const auto add = [&](uint32_t op, uint64_t begin, uint64_t end, uint32_t mode) {
+        tasks.add({{begin, end, 0, 0, mode}}, 1, MEGA_TASK_PURE);
+        tasks.op.back() = op;
+    };
+    for (uint32_t k = 0; k < 9; ++k) add(k, k, k + 1, MEGA_WRITE);
+    add(9, 0, 9, MEGA_READ);
+    add(10, 4, 5, MEGA_WRITE);
+    add(4, 4, 5, MEGA_WRITE);  // 11
+    add(12, 6, 7, MEGA_WRITE);
+    add(13, 4, 7, MEGA_WRITE);
+    add(12, 6, 7, MEGA_WRITE);  // 14
+    MegaPlanOptions options;
+    options.joins = false;
+    const MegaPlanned planned = mega_plan(tasks.table(), options);
+    const std::vector<MegaRefusal> wanted{{4, 11, MegaCode::OutputChanged, 10}, {12, 14, MegaCode::OutputChanged, 13}};
+    check_equal(planned.refusals.size(), wanted.size(), "one refusal for each that comes again");
+    for (size_t k = 0; k < std::min(planned.refusals.size(), wanted.size()); ++k) {
+        const MegaRefusal &found = planned.refusals[k], &right = wanted[k];
+        check(found.earlier == right.earlier && found.later == right.later && found.code == right.code &&
+              found.other == right.other, "what came again, " + std::to_string(k));
+    }
 }
 
 // Thousands of ranges in no order: tables grow, and every wait counts.
@@ -395,6 +422,7 @@ int main() {
         test_damage(random, pieces);
     }
     test_siblings();
+    test_looking_back();
     test_many_ranges();
     test_hostile();
     test_forgetting();

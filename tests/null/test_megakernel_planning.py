@@ -323,7 +323,7 @@ def test_what_is_computed_again_is_left_out_and_nothing_else(program: list[Task]
         if alike:
             newest = alike[-1]
             outputs = [last_writers(touch, program, number, runs) for touch in task.writes]
-            if task.flags & ATOMIC:
+            if (task.flags | program[newest].flags) & ATOMIC:
                 code = "MK202"
             elif not task.flags & program[newest].flags & PURE:
                 code = "MK201"
