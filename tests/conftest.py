@@ -1,10 +1,13 @@
-"""What holds for every folder: Ctrl-C works, long files come first, and the end says what a missing
-program left out.
+"""What holds for every folder: Ctrl-C works, long files come first, kernels are compiled once for
+all tests and not into the user's cache, and the end says what a missing program left out.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,17 @@ LONG_FILES = (
     "torch/test_recording.py",
 )
 """A worker takes file after file; a long one that begins last would keep the others waiting."""
+
+
+def pytest_configure(config: Any) -> None:
+    if "BRICKLINE_CACHE" not in os.environ:  # workers of xdist have it from here
+        config.brickline_kernels = tempfile.mkdtemp(prefix="brickline-kernels-")
+        os.environ["BRICKLINE_CACHE"] = config.brickline_kernels
+
+
+def pytest_unconfigure(config: Any) -> None:
+    if made := getattr(config, "brickline_kernels", None):
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """Kernels compiled by the host compiler and called through ctypes, without a device in between.
 
-And a cache of its own for a module's kernels, and a place for runs that have no path.
+And a cache for a module's kernels, and a place for runs that have no path.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> HostCompiler:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> KernelCache:
+def cache() -> KernelCache:
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler on the PATH")
-    return KernelCache(tmp_path_factory.mktemp("kernels"))
+    return KernelCache()
 
 
 @pytest.fixture

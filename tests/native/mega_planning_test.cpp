@@ -410,7 +410,7 @@ void test_forgetting() {
 int main() {
     watchdog(280);
     Random random;
-    for (int round = 0; round < (UNDER_TSAN ? 100 : 600); ++round) {
+    for (int round = 0; round < (has_time() ? 1200 : 300); ++round) {
         const RandomTasks tasks(random, 1 + uint32_t(random.below(60)));
         test_tracker(random, tasks);
         test_plan(random, tasks);

@@ -636,11 +636,11 @@ void check_all(uint32_t rounds) {
 
 int main() {
     watchdog(280);
-    check_all(UNDER_TSAN ? 4 : 10);
+    check_all(has_time() ? 20 : UNDER_TSAN ? 4 : 6);
     g_is_on_device = true;
     for (g_ring_bits = 0; g_ring_bits <= 2; g_ring_bits += 2) {
         simulated_queue::g_intake_threads = g_ring_bits ? 4 : 1;
-        check_all(UNDER_TSAN ? 2 : 4);
+        check_all(has_time() ? 6 : UNDER_TSAN ? 2 : 3);
     }
     check(simulated_queue::g_launches > 20, "workers of a device leave when nothing is open, and come back");
     return finish();

@@ -124,6 +124,9 @@ class Random {
 // Ends a test that hangs, with a word.
 inline void watchdog(unsigned seconds) { ::alarm(seconds); }
 
+// Whether there is time for more rounds of what is random; `make test-long` sets it.
+inline bool has_time() { return std::getenv("BRICKLINE_LONG") != nullptr; }
+
 // Holds of every snapshot of an undamaged spool, live, killed or closed.
 inline void check_consistent(const brickline::Snapshot& snapshot, const std::string& where) {
     check(snapshot.problems.empty(),

@@ -52,7 +52,6 @@ def page_environment(state: Path) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "XDG_STATE_HOME": str(state / "state"),
-        "BRICKLINE_CACHE": str(state / "cache"),
     }
 
 

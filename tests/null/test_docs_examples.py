@@ -116,7 +116,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONIOENCODING": "utf-8",
         "XDG_STATE_HOME": str(tmp_path / "state"),
-        "BRICKLINE_CACHE": str(tmp_path / "cache"),
         "OPENBLAS_NUM_THREADS": "1",
     }
 
