@@ -172,7 +172,7 @@ def gemv_plan(rows: int, block_rows: int, lanes: int) -> Plan:
     return plan
 
 
-def share_of(rows: int, items: int, workers: int = 132, groups: int = 12) -> int:
+def share_of(rows: int, items: int, workers: int, groups: int = 12) -> int:
     """Return the rows of an item so that all workers have as many items, and groups as many rows.
 
     An item begins with loads of the vector, so it is worth while to have few of them.
@@ -222,17 +222,18 @@ def streaming(torch: Any, repeats: int) -> list[dict[str, Any]]:
     matrix = torch.empty(ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16).normal_()
     x = torch.randn(COLUMNS, device="cuda", dtype=torch.bfloat16)
     size = ROWS * COLUMNS * 2
+    workers = torch.cuda.get_device_properties(0).multi_processor_count
     read, sink = streaming_read(bl.KernelCache()), torch.zeros(4, device="cuda").view(torch.uint32)
     words = matrix.view(torch.uint32).view(-1, 4)
     bare = seconds(torch, lambda: read(words, sink[:1], size // 16), repeats)
     reading = read_plan(ROWS, 32, 256).prepare("CUDA:0")(w=matrix)
     ring = seconds(torch, running(engine_of(reading)), repeats)
-    multiplying = gemv_plan(ROWS, share_of(ROWS, 3), 384).prepare("CUDA:0")(w=matrix, x=x)
+    multiplying = gemv_plan(ROWS, share_of(ROWS, 3, workers), 384).prepare("CUDA:0")(w=matrix, x=x)
     expected = multiplying.read("y").copy()
     product = seconds(torch, running(engine_of(multiplying)), repeats)
     is_same = bool((multiplying.read("y") == expected).all())
     traced = seconds(torch, running(engine_of(multiplying, trace=True)), repeats)
-    small = gemv_plan(VOCABULARY, share_of(VOCABULARY, 1), 384).prepare("CUDA:0")(
+    small = gemv_plan(VOCABULARY, share_of(VOCABULARY, 1, workers), 384).prepare("CUDA:0")(
         w=matrix[:VOCABULARY], x=x
     )
     call = running(engine_of(small))

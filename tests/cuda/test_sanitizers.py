@@ -17,6 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 PROGRAMS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+# Rows copied ahead by their sizes, 77 x 256 and 300 x 1024: racecheck takes minutes for more.
 PLANS = "77 or 1024 or without_a_hop or skips_what"
 QUEUES = "every_block or tried_again or urgent or fault or catalog or two_blocks"
 """Not those whose items sync fewer lanes than their worker has: once some warps meet at a barrier

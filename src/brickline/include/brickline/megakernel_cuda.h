@@ -199,6 +199,7 @@ class Consumer {
         if ((flags & MEGA_STREAMS) && !has_rows && m_thread < GROUP_LANES) m_data_wait += drop_rows(place_of_entry, block);
     }
 
+    // Others wait for what follows it: where all are one warp, a named barrier takes too long.
     __device__ void wait_all() {
         if constexpr (CONSUMERS == 32) {
             platform::wait_in_group();
