@@ -2,7 +2,7 @@
 
 Ops are numbered in the order of the kernels. Each source stands in a namespace of its own, so two
 kernels may use the same names. With BRICKLINE_RACECHECK=1 in the environment it is the text that
-``compute-sanitizer --tool racecheck`` can follow: see platform::arrive_together.
+``compute-sanitizer --tool racecheck`` can follow: see platform::arrive_together and wait_in_part.
 """
 
 from __future__ import annotations

@@ -119,9 +119,8 @@ class Consumer {
             if (m_thread < lanes && block < last) run_item(entry, op, flags, place, block, order, turn % MEGA_DEPTH);
             if (is_plain) {
                 wait_all();
-                const uint32_t code = peek(m_shared.fault[m_turn]);
-                if (signals) add_release(counter, code ? 1 + MEGA_FAULT_SIGNAL : 1);
-                faulted = note_fault(number, block, code);
+                if (signals) signal(counter, peek(m_shared.fault[m_turn]));
+                faulted = note_fault(number, block, peek(m_shared.fault[m_turn]));
                 ++block;
                 break;
             }
@@ -130,7 +129,7 @@ class Consumer {
             wait_all();
             faulted += note_fault(number, block, peek(m_shared.fault[m_turn]));
             if (m_delay_seed) dawdle(m_delay_seed, at, block);
-            if (is_last && signals) add_release(counter, m_has_fault ? 1 + MEGA_FAULT_SIGNAL : 1);
+            if (is_last && signals) signal(counter, m_has_fault);
             leaves = !is_last && m_shared.leaves[block % 2];
             if (first < last) ++block;
             if (is_last || leaves) break;
@@ -244,18 +243,19 @@ __device__ void work(const MegaLaunch& launch) {
     // Tables are asked for at once: in the lists, one look leads to the next.
     const uint64_t line = (uint64_t{blockIdx.x} * blockDim.x + thread) * 128;
     if (line < launch.tables_bytes) ask_for(reinterpret_cast<const unsigned char*>(launch.tasks) + line);
+    platform::make_barriers_of_parts();
     if (thread == 0) {
         for (uint32_t k = 0; k < MEGA_DEPTH; ++k) {
-            make_barrier(&shared.loaded[k], platform::arrivals_of(32));
-            make_barrier(&shared.ready[k], 1);
-            make_barrier(&shared.taken[k], platform::arrivals_of(32) + platform::arrivals_of(CONSUMERS));
+            platform::make_barrier(&shared.loaded[k], platform::arrivals_of(32));
+            platform::make_barrier(&shared.ready[k], 1);
+            platform::make_barrier(&shared.taken[k], platform::arrivals_of(32) + platform::arrivals_of(CONSUMERS));
         }
         for (uint32_t k = 0; k < launch.ring_slots; ++k) {
-            make_barrier(&shared.full[k], 1);
-            make_barrier(&shared.empty[k], RowSource::ARRIVALS * platform::arrivals_of(32));
+            platform::make_barrier(&shared.full[k], 1);
+            platform::make_barrier(&shared.empty[k], RowSource::ARRIVALS * platform::arrivals_of(32));
         }
-        make_barrier(&shared.stopped, 1);
-        make_barrier(&shared.left, 1);
+        platform::make_barrier(&shared.stopped, 1);
+        platform::make_barrier(&shared.left, 1);
         shared.fault[0] = shared.fault[1] = shared.fault[2] = 0;
         shared.leaves[0] = shared.leaves[1] = 0;
         shared.missing = shared.task = MEGA_NONE;

@@ -52,9 +52,6 @@ static_assert(sizeof(Shared) <= MEGA_WORKER_BYTES);
 __device__ __forceinline__ uint32_t address(const void* shared) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
-__device__ __forceinline__ void make_barrier(uint64_t* barrier, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(count) : "memory");
-}
 // Whether a barrier of one phase was arrived at.
 __device__ __forceinline__ bool is_over(uint64_t& barrier) { return platform::is_phase_over_now(&barrier, 0); }
 __device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t size_bytes) {
@@ -91,8 +88,12 @@ __device__ __forceinline__ uint32_t load_of_host(const uint32_t* from) {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 }
-__device__ __forceinline__ void add_release(uint32_t* to, uint32_t value) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+// One part of a task is done. The fence takes longest: what is added may be decided meanwhile.
+__device__ __forceinline__ void signal(uint32_t* counter, uint32_t fault) {
+    asm volatile("fence.release.gpu;" ::: "memory");
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter),
+                 "r"(fault ? 1 + MEGA_FAULT_SIGNAL : 1)
+                 : "memory");
 }
 __device__ __forceinline__ MegaWait load_wait(const MegaLaunch& launch, uint32_t at) {
     const uint2 both = __ldcg(reinterpret_cast<const uint2*>(launch.waits + at));

@@ -236,7 +236,7 @@ class Watcher {
             const uint32_t phase = (turn / MEGA_DEPTH) & 1;
             bool is_loaded = platform::is_phase_over(&m_shared.loaded[turn % MEGA_DEPTH], phase);
             while (!__all_sync(0xffffffff, is_loaded)) {
-                if (__any_sync(0xffffffff, is_over(m_shared.stopped))) break;  // the clerk may have ended
+                if (has_stopped()) break;  // the clerk may have ended
                 is_loaded = platform::is_phase_over(&m_shared.loaded[turn % MEGA_DEPTH], phase);
             }
             if (!__all_sync(0xffffffff, is_loaded) || entry.number == MEGA_NONE) break;
@@ -256,59 +256,61 @@ class Watcher {
     }
 
   private:
-    // Each lane watches one task. Returns whether any was waited for. Says what is to be done with the entry,
-    // and that it is known: what follows the last look is as short as can be.
+    // Says what is to be done with the entry, and that it is known. Returns whether any task was waited for.
     __device__ bool await(Entry& entry, uint32_t turn) {
         const uint32_t waits = entry.task.waits;
         uint64_t* const ready = &m_shared.ready[turn % MEGA_DEPTH];
+        const bool stops = has_stopped();
         uint32_t order = ORDER_RUN;
         bool has_waited = false;
-        for (uint32_t first = 0; first == 0 || first < waits; first += 32) {
-            const bool watches = first + m_lane < waits;
-            MegaWait wait = {0, 0};
-            if (watches)
-                wait = waits <= MEGA_NEAR_WAITS ? entry.waits[m_lane]
-                                                : load_wait(m_launch, entry.task.first_wait + first + m_lane);
-            const uint32_t* const counter = m_counters + uint64_t{wait.task} * MEGA_COUNTER_STEP;
-            const bool is_last = first + 32 >= waits && order == ORDER_RUN;
-            uint32_t value = 0;
-            bool is_ready = !watches;  // and without a fault
-            if (is_over(m_shared.stopped)) order = ORDER_LEAVE;
-            for (uint32_t tries = 1; !__any_sync(0xffffffff, order == ORDER_LEAVE); ++tries) {
-                if (!is_ready) {
-                    value = load_acquire(counter);
-                    is_ready = value - wait.parts < MEGA_FAULT_SIGNAL - wait.parts;
-                }
-                if (__all_sync(0xffffffff, is_ready)) {
-                    if (!is_last) break;
-                    if (m_lane == 0) platform::arrive(ready, 1);
-                    return has_waited;
-                }
-                if (__all_sync(0xffffffff, !watches || mega_arrivals(value) >= wait.parts)) {
-                    order = ORDER_SKIP;
-                    break;
-                }
-                has_waited = true;
-                if (tries > 64) rest(turn);
-                if (tries % 8 == 0 && is_over(m_shared.stopped)) order = ORDER_LEAVE;
-            }
-            if (__any_sync(0xffffffff, order == ORDER_LEAVE)) {
-                if (m_lane + 1 == static_cast<uint32_t>(__ffs(__ballot_sync(0xffffffff, !is_ready)))) {
-                    m_shared.missing = wait.task;
-                    m_shared.arrived = mega_arrivals(value);
-                }
-                order = ORDER_LEAVE;
-                m_leaves = true;
-                break;
-            }
+        for (uint32_t first = 0; first < waits && order != ORDER_LEAVE; first += 32) {
+            const bool decides = first + 32 >= waits && order == ORDER_RUN && !stops;
+            const uint32_t said = watch(wait_of(entry, first), turn, stops, has_waited, decides ? ready : nullptr);
+            if (decides && said == ORDER_RUN) return has_waited;
+            if (said != ORDER_RUN) order = said;
         }
-        __syncwarp();
+        if (stops) order = ORDER_LEAVE;
+        m_leaves = order == ORDER_LEAVE;
         if (m_lane == 0) {
             entry.order = order;
             platform::arrive(ready, 1);
         }
         return has_waited;
     }
+
+    // Each lane watches one task; those beyond the last, the last.
+    __device__ MegaWait wait_of(const Entry& entry, uint32_t first) const {
+        const uint32_t waits = entry.task.waits, at = minimum(first + m_lane, waits - 1);
+        return waits <= MEGA_NEAR_WAITS ? entry.waits[at] : load_wait(m_launch, entry.task.first_wait + at);
+    }
+
+    // Says at once that nothing is missing, where there is a barrier to say it: others wait for it. Where all
+    // end, looks once, to know what is missing.
+    __device__ uint32_t watch(const MegaWait& wait, uint32_t turn, bool stops, bool& has_waited, uint64_t* ready) {
+        const uint32_t* const counter = m_counters + uint64_t{wait.task} * MEGA_COUNTER_STEP;
+        for (uint32_t tries = 1;; ++tries) {
+            // All lanes look, whether they have seen enough or not: a branch takes longer.
+            const uint32_t value = load_acquire(counter);
+            const bool is_ready = value - wait.parts < MEGA_FAULT_SIGNAL - wait.parts;  // and without a fault
+            if (__all_sync(0xffffffff, is_ready)) {
+                if (ready && m_lane == 0) platform::arrive(ready, 1);
+                return ORDER_RUN;
+            }
+            if (__all_sync(0xffffffff, mega_arrivals(value) >= wait.parts)) return ORDER_SKIP;
+            has_waited = true;
+            if (tries > 64) rest(turn);
+            if (stops || (tries % 8 == 0 && has_stopped())) {
+                if (m_lane + 1 == static_cast<uint32_t>(__ffs(__ballot_sync(0xffffffff, !is_ready)))) {
+                    m_shared.missing = wait.task;
+                    m_shared.arrived = mega_arrivals(value);
+                }
+                __syncwarp();
+                return ORDER_LEAVE;
+            }
+        }
+    }
+
+    __device__ bool has_stopped() const { return __any_sync(0xffffffff, is_over(m_shared.stopped)); }
 
     // As long as consumers are at the entry before, nobody is in a hurry.
     __device__ void rest(uint32_t turn) {

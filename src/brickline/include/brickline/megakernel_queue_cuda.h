@@ -79,6 +79,7 @@ class Worker {
             m_worker.resume();
         }
         m_free_since = nanoseconds();
+        platform::make_barriers_of_parts();
         __syncthreads();
         for (;;) {
             if (m_thread < 32) fetch();

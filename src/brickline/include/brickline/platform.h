@@ -141,26 +141,16 @@ BRICKLINE_INLINE void wait_for_others() {
 #endif
 }
 
-// Waits until `lanes` threads have reached the barrier; memory written before is visible after.
-// BLOCK_BARRIER is the one of a whole CUDA block; of a worker of a megakernel, ITEM_BARRIER that of the lanes
-// of an item, CONSUMER_BARRIER that of all that execute; PART_OF_WARP that of fewer lanes than a warp has.
-// Hardware counts whole warps.
-inline constexpr uint32_t BLOCK_BARRIER = 0, ITEM_BARRIER = 1, CONSUMER_BARRIER = 2, PART_OF_WARP = 3;
-BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
-    if (barrier == BLOCK_BARRIER) {
-        __syncthreads();
-    } else if (barrier == PART_OF_WARP) {
-        __syncwarp((1u << lanes) - 1);
-    } else if (barrier == ITEM_BARRIER) {
-        asm volatile("bar.sync 1, %0;" ::"r"((lanes + 31) / 32 * 32) : "memory");
-    } else {
-        asm volatile("bar.sync 2, %0;" ::"r"((lanes + 31) / 32 * 32) : "memory");
-    }
-}
-BRICKLINE_INLINE void wait_in_group() { __syncwarp(); }
-
 // A barrier in shared memory that takes turns between two phases: arrivals fill one, and who waits for
-// it goes on when it is full. Returns the ticks that were waited for.
+// it goes on when it is full.
+BRICKLINE_INLINE void make_barrier(uint64_t* barrier, uint32_t count) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+                 "r"(count)
+                 : "memory");
+#endif
+}
 BRICKLINE_INLINE bool is_phase_over(uint64_t* barrier, uint32_t phase) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t is_over;
@@ -190,6 +180,7 @@ BRICKLINE_INLINE bool is_phase_over_now(uint64_t* barrier, uint32_t phase) {
     return true;
 #endif
 }
+// Returns the ticks that were waited for.
 BRICKLINE_INLINE uint64_t wait_for_phase(uint64_t* barrier, uint32_t phase) {
     if (is_phase_over(barrier, phase)) return 0;
     const uint64_t begin = clock64();
@@ -216,6 +207,57 @@ BRICKLINE_INLINE uint32_t arrivals_of(uint32_t lanes) { return EACH_ARRIVES ? la
 BRICKLINE_INLINE void arrive_together(uint64_t* barrier, bool is_first, uint32_t count = 1) {
     if (EACH_ARRIVES || is_first) arrive(barrier, count);
 }
+
+// Waits until `lanes` threads have reached the barrier; memory written before is visible after.
+// BLOCK_BARRIER is the one of a whole CUDA block; of a worker of a megakernel, ITEM_BARRIER that of the lanes
+// of an item, CONSUMER_BARRIER that of all that execute; PART_OF_WARP that of fewer lanes than a warp has.
+// Hardware counts whole warps.
+inline constexpr uint32_t BLOCK_BARRIER = 0, ITEM_BARRIER = 1, CONSUMER_BARRIER = 2, PART_OF_WARP = 3;
+#ifdef BRICKLINE_EACH_ARRIVES
+// compute-sanitizer follows no hardware barrier of a part of a block: it reports what one orders, and
+// overlooks what it does not. It follows these.
+BRICKLINE_INLINE uint64_t* barrier_of_part(uint32_t barrier) {
+    __shared__ uint64_t barriers[2];
+    return &barriers[barrier - ITEM_BARRIER];
+}
+inline constexpr uint32_t MOST_LANES = 1024;
+BRICKLINE_INLINE void make_barriers_of_parts() {
+    if (threadIdx.x < 2) make_barrier(barrier_of_part(ITEM_BARRIER + threadIdx.x), MOST_LANES);
+}
+BRICKLINE_INLINE void wait_in_part(uint32_t barrier, uint32_t lanes) {  // the first lane arrives for those that are not there
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(barrier_of_part(barrier)));
+    uint64_t state;
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1], %2;"
+                 : "=l"(state)
+                 : "r"(address), "r"(threadIdx.x == 0 ? MOST_LANES - lanes + 1 : 1)
+                 : "memory");
+    for (uint32_t is_over = 0; !is_over;)
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+            : "=r"(is_over)
+            : "r"(address), "l"(state)
+            : "memory");
+}
+#else
+BRICKLINE_INLINE void make_barriers_of_parts() {}
+BRICKLINE_INLINE void wait_in_part(uint32_t barrier, uint32_t lanes) {
+    if (barrier == ITEM_BARRIER) {
+        asm volatile("bar.sync 1, %0;" ::"r"((lanes + 31) / 32 * 32) : "memory");
+    } else {
+        asm volatile("bar.sync 2, %0;" ::"r"((lanes + 31) / 32 * 32) : "memory");
+    }
+}
+#endif
+BRICKLINE_INLINE void wait_at(uint32_t barrier, uint32_t lanes) {
+    if (barrier == BLOCK_BARRIER) {
+        __syncthreads();
+    } else if (barrier == PART_OF_WARP) {
+        __syncwarp((1u << lanes) - 1);
+    } else {
+        wait_in_part(barrier, lanes);
+    }
+}
+BRICKLINE_INLINE void wait_in_group() { __syncwarp(); }
 
 // The value of the lane that is `distance` further on in a group; `present` has a bit per lane.
 template <class T>
