@@ -7,9 +7,11 @@
   the same compiled function with the GIL released: at most the time of the faster one.
 * Items of 10 us that are recorded, to the same that are not: at most 1.02 of the time from the
   first submission to the last item.
-* A chain of items that wait for one another: what a hop costs; no target.
+* A chain of a batch, in which block k needs what block k of the submission before writes, joined
+  into one region: at most the time of the same chain apart, on a CPU with blocks of 16 KiB, which
+  stay in its cache, and on a GPU; with tiny blocks on a CPU there is no target.
 * On a GPU, items that do nothing, from submission to report, beside the same launched one by one
-  from Python and as a CUDA graph; and a chain. Skipped without a GPU; no target.
+  from Python and as a CUDA graph. Skipped without a GPU; no target.
 
 Wall time of the whole process on two cores: workers are threads, and so is whoever feeds them.
 """
@@ -51,6 +53,22 @@ BUSY = bl.Kernel(
            y[0] = value;
        }""",
     [bl.Param("y", "f32", 1, "read-write"), bl.Scalar("rounds", high=2**40)],
+    local_size=32,
+)
+STEP = bl.Kernel(
+    "step",
+    """BRICKLINE void step(Block& block, const float* x, float* y, int64_t blocks, int64_t size) {
+           int64_t first = block.index() * size;
+           block.each(size, [&](int64_t i) { y[first + i] = x[first + i] + 1; });
+       }""",
+    [
+        bl.Param("x", "f32", "blocks*size", touches=("block_x*size*4", "(block_x + 1)*size*4")),
+        bl.Param(
+            "y", "f32", "blocks*size", "write", touches=("block_x*size*4", "(block_x + 1)*size*4")
+        ),
+        *(bl.Scalar(name, low=1, high=1 << 16) for name in ("blocks", "size")),
+    ],
+    global_size="blocks",
     local_size=32,
 )
 
@@ -219,24 +237,39 @@ def recorded(items: int, repeats: int) -> dict[str, Any]:
     ).as_dict()
 
 
-def chain(items: int, repeats: int) -> dict[str, Any]:
-    """Items that each wait for the one before: what a hop costs."""
-    rounds = 1
-    memory = np.zeros(1, np.float32)
-    with Megakernel("CPU", [BUSY], workers=CORES, slots=1 << 16) as mega:
-
-        def feed() -> None:
-            mega.submit_many("busy", writes=[memory], params=[rounds], count=items)
-            assert mega.drain().items_processed == items
-
-        feed()
-        times = _seconds(feed, repeats)
-    figure = 1e6 * statistics.median(times) / items
+def joined(
+    device: Any, blocks: int, size: int, count: int, repeats: int, most: float | None = 1.0
+) -> dict[str, Any]:
+    """A chain of submissions as one region and apart, in turns: what a hop costs."""
+    shape = (blocks * size,)
+    pair = [
+        np.zeros(shape, np.float32) if device is None else device.zeros(shape, "f32")
+        for _ in range(2)
+    ]
+    rows = [[pair[(k + first) % 2] for k in range(count)] for first in (0, 1)]
+    where, options = ("CPU", {"workers": CORES}) if device is None else (device.name, {})
+    times: dict[bool, list[float]] = {True: [], False: []}
+    queues = {
+        fuse: Megakernel(where, [STEP], slots=1 << 17, fuse=fuse, **options) for fuse in times
+    }
+    for turn in range(repeats + 1):
+        for fuse, mega in queues.items():
+            mega.submit_many("step", [rows[0]], [rows[1]], [blocks, size])
+            report = mega.drain()
+            assert report.items_processed == count * blocks
+            assert report.backend_dispatch_ns is not None
+            if turn:
+                times[fuse].append(report.backend_dispatch_ns / 1e3 / count)
+    for mega in queues.values():
+        mega.close()
+    one, apart = (statistics.median(times[fuse]) for fuse in (True, False))
     return Claim(
-        f"queue: a chain of {items:,} submissions, each waiting for the one before",
-        figure,
-        "us a hop",
-        None,
+        f"queue on {where}: a chain of {count:,} submissions of {blocks} blocks of {size * 4:,} "
+        "bytes as a region",
+        one / apart,
+        "of the time apart",
+        most,
+        note=f"{one:.2f} and {apart:.2f} us a submission, from its publication",
     ).as_dict()
 
 
@@ -320,25 +353,6 @@ def _as_graph(device: Any, blocks: int) -> float:
     return 1e6 * min(_seconds(feed, 5)) / (count * blocks)
 
 
-def chain_on(device: Any, items: int, repeats: int) -> dict[str, Any]:
-    """Items on a GPU that each wait for the one before."""
-    memory = device.zeros((1,), "f32")
-    with Megakernel(device, [BUSY], slots=1 << 16) as mega:
-
-        def feed() -> None:
-            mega.submit_many("busy", writes=[memory], params=[1], count=items)
-            assert mega.drain().items_processed == items
-
-        feed()
-        times = _seconds(feed, repeats)
-    return Claim(
-        f"queue on a GPU: a chain of {items:,} submissions, each waiting for the one before",
-        1e6 * statistics.median(times) / items,
-        "us a hop",
-        None,
-    ).as_dict()
-
-
 def run_on_gpu(quick: bool = False) -> list[dict[str, Any]]:
     """Measure what needs a GPU; nothing where there is none."""
     device = _gpu()
@@ -348,7 +362,7 @@ def run_on_gpu(quick: bool = False) -> list[dict[str, Any]]:
     return [
         nothing_on(device, 64, 2_000_000 if not quick else 400_000, repeats),
         nothing_on(device, 1, 400_000 if not quick else 100_000, repeats),
-        chain_on(device, 20_000 if not quick else 5_000, repeats),
+        *(joined(device, blocks, 32, 1_000, repeats) for blocks in (1, 64)),
     ]
 
 
@@ -363,7 +377,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
             nothing(1, 1_000_000 if not quick else 200_000, repeats),
             beside_pools(20_000 if not quick else 5_000, repeats),
             recorded(20_000 if not quick else 5_000, 2 * repeats),
-            chain(50_000 if not quick else 10_000, repeats),
+            joined(None, 64, 4096, 100, repeats),
+            joined(None, 64, 32, 1_000, repeats, most=None),
             *run_on_gpu(quick),
         ]
     finally:

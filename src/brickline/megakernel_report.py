@@ -32,6 +32,7 @@ from brickline.megakernel_progress import (
     tasks_with_state,
     worker_times,
 )
+from brickline.megakernel_regions import regions_text
 from brickline.megakernel_tables import (
     MAX_COUNT,
     ItemFault,
@@ -232,6 +233,18 @@ class MegakernelReport:
     def regions(self) -> Regions:
         """Tasks, items and times by region."""
         return Regions.of(self.tasks, self.spans)
+
+    def explain_regions(self) -> str:
+        """Say which submissions of a queue are one region, and why others are not.
+
+        Raises:
+            UsageError: It is the report of a plan.
+        """
+        if self.mode != "queue":
+            raise UsageError(
+                f"{self.name} is a plan: print(prepared.regions.explain()) says it of launches"
+            )
+        return regions_text(self.tasks, self.first_submission)
 
     @cached_property
     def op_times(self) -> tuple[OpTimes, ...]:

@@ -167,6 +167,7 @@ class Task(NamedTuple):
     done: int | None = None
     state: TaskState | None = None
     priority: int | None = None
+    apart: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +190,9 @@ class Tasks:
     """`TaskState`."""
     priority: Column | None = None
     """0 is the most urgent."""
+    apart: Column | None = None
+    """Why it is in no region with one that it waits for, a number of `APART`; 0: it is, or waits
+    for none."""
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Tasks:
@@ -249,6 +253,8 @@ class Tasks:
             check_range(self.state, 0, len(TaskState), "tasks, state")
         if self.priority is not None:
             check_range(self.priority, 0, 256, "tasks, priority")
+        if self.apart is not None:
+            check_range(self.apart, 0, 1000, "tasks, apart")
 
     def columns(self) -> dict[str, Column]:
         """Return the columns that are known, by name."""

@@ -4,6 +4,8 @@
 #include <bit>
 #include <queue>
 
+#include "mega_touched.h"
+
 namespace brickline {
 namespace {
 
@@ -289,36 +291,13 @@ private:
 
     // ---------------------------------------------------------------------------------- regions
 
-    // What the members of a region touch, each range once. Not only what a task waits for counts: a
-    // member that another one hides may read what the task writes.
-    std::vector<MegaAccess>& touched_by(uint32_t region) {
+    // What the members of a region touch. Not only what a task waits for counts: a member that another one
+    // hides may read what the task writes.
+    MegaTouched& touched_by(uint32_t region) {
         if (m_touched.size() <= region) m_touched.resize(m_heads.size());
-        std::vector<MegaAccess>& touched = m_touched[region];
-        if (touched.empty()) touch(touched, m_heads[region]);
+        MegaTouched& touched = m_touched[region];
+        if (touched.is_empty()) touched.add(m_tasks.accesses_of(m_heads[region]));
         return touched;
-    }
-    void touch(std::vector<MegaAccess>& touched, uint32_t task) const {
-        for (const MegaAccess& access : m_tasks.accesses_of(task)) {
-            const auto is_same = [&](const MegaAccess& each) {
-                return each.space == access.space && each.begin == access.begin && each.end == access.end &&
-                       each.per_block == access.per_block && each.mode == access.mode;
-            };
-            if (std::none_of(touched.begin(), touched.end(), is_same)) touched.push_back(access);
-        }
-    }
-
-    // Whether block b of a task touches nothing that another block of a region does, but for what both
-    // only read. Of a region that touches too much to look through, it is not known.
-    bool are_blockwise(const std::vector<MegaAccess>& touched, uint32_t task) const {
-        if (touched.size() > MOST_TOUCHED) return false;
-        for (const MegaAccess& x : touched) {
-            for (const MegaAccess& y : m_tasks.accesses_of(task)) {
-                if (x.space != y.space || !((x.mode | y.mode) & MEGA_WRITE)) continue;
-                if (x.begin >= y.end || y.begin >= x.end || x.begin == x.end || y.begin == y.end) continue;
-                if (x.per_block <= 0 || x.per_block != y.per_block || x.begin != y.begin) return false;
-            }
-        }
-        return true;
     }
 
     // Calls with each task of the entries that is in a region.
@@ -347,9 +326,9 @@ private:
             return false;
         }
         if (m_tasks.blocks[task] > 1) {
-            std::vector<MegaAccess>& touched = touched_by(region);
-            if (!are_blockwise(touched, task)) return refuse(before, task, MegaCode::NotBlockwise), false;
-            touch(touched, task);
+            MegaTouched& touched = touched_by(region);
+            if (!touched.are_apart(m_tasks.accesses_of(task))) return refuse(before, task, MegaCode::NotBlockwise), false;
+            touched.add(m_tasks.accesses_of(task));
         }
         m_out.region[task] = region;
         m_tails[region] = task;
@@ -474,7 +453,6 @@ private:
     const MegaPlanOptions& m_options;
     const bool m_has_costs;
     static constexpr uint32_t CHECKED_TOGETHER = 256;  // tasks whose accesses then lie in a cache
-    static constexpr size_t MOST_TOUCHED = 64;
     static constexpr int LOOK_BACK = 2;
     static constexpr size_t BITS_OF_TASK = 8;  // in m_come: one in eight of the last tasks is looked up in vain
     HazardTracker m_tracker;
@@ -489,7 +467,7 @@ private:
     MegaVector<uint64_t> m_finish;    // where tasks have costs
     MegaVector<uint32_t> m_from;      // on whom the beginning of a task depends
     MegaVector<uint32_t> m_heads, m_tails;  // of regions, in the order in which they were found
-    std::vector<std::vector<MegaAccess>> m_touched;  // by regions whose blocks keep to themselves
+    std::vector<MegaTouched> m_touched;  // by regions whose blocks keep to themselves
     MegaVector<Facts> m_set_facts;
     // The last task that waits for one entry alone and was not joined, whatever it touches.
     struct {

@@ -351,6 +351,11 @@ std::vector<MegaHung> MegaQueueEngine::hung() {
             each.waiter = std::min(each.waiter, m->number_of(Atomics::peek(&tables.submissions[waiter].order)));
             ++each.waiters;
         }
+        if (const uint32_t follower = tables.slots[seen[k].slot].follower; follower != MEGA_NOTHING) {
+            const uint32_t joined = tables.slots[follower].submission;
+            each.waiter = std::min(each.waiter, m->number_of(Atomics::peek(&tables.submissions[joined].order)));
+            ++each.waiters;
+        }
         all.push_back(each);
     }
     return all;

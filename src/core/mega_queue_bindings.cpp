@@ -36,7 +36,7 @@ Expression expression_of(nb::handle code, uint32_t values) {
     return found;
 }
 
-// ("buffer", access, align, shape) or ("i64" | "i32" | "f64" | "f32", low, high)
+// ("buffer", access, align, shape, bytes of a block or None) or ("i64" | "i32" | "f64" | "f32", low, high)
 MegaQueueArgument argument_of(nb::handle object, uint32_t values) {
     const nb::sequence row = nb::cast<nb::sequence>(object);
     const std::string type = nb::cast<std::string>(row[0]);
@@ -46,6 +46,7 @@ MegaQueueArgument argument_of(nb::handle object, uint32_t values) {
         argument.access = nb::cast<uint32_t>(row[1]);
         argument.align = nb::cast<uint32_t>(row[2]);
         for (nb::handle code : nb::object(row[3])) argument.shape.push_back(expression_of(code, values));
+        if (const nb::object code = row[4]; !code.is_none()) argument.per_block.push_back(expression_of(code, values));
     } else if (type == "i64" || type == "i32") {
         argument.low = nb::cast<int64_t>(row[1]);
         argument.high = nb::cast<int64_t>(row[2]);
@@ -76,6 +77,7 @@ class MegaQueueCore {
         chosen.is_recorded = nb::cast<bool>(options["recorded"]);
         chosen.has_lineage = nb::cast<bool>(options["lineage"]);
         chosen.is_deduping = nb::cast<bool>(options["dedupe"]);
+        chosen.is_fusing = nb::cast<bool>(options["fuse"]);
         chosen.delay_seed = nb::cast<uint64_t>(options["delay_seed"]);
         chosen.grace_ns = nb::cast<uint64_t>(options["grace_ns"]);
         m_held = options["held"];
@@ -265,6 +267,7 @@ class MegaQueueCore {
         out["published"] = found.published;
         out["deduped"] = found.deduped;
         out["deduped_done"] = found.deduped_done;
+        out["joined"] = found.joined;
         out["done"] = found.done;
         out["faulted"] = found.faulted;
         out["skipped"] = found.skipped;

@@ -201,6 +201,7 @@ bool MegaQueueDevice::write(const MegaQueueEntry& entry) {
     command.outcome = entry.is_missing ? uint32_t{MEGA_FAULT_SKIPPED} : 0;
     command.first_tie = uint32_t(m_chunk_ties.size());
     command.ties = uint32_t(entry.producers.size());
+    command.follows = entry.follows;
     m_chunk_ties.insert(m_chunk_ties.end(), entry.producers.begin(), entry.producers.end());
     m_chunk_arguments.insert(m_chunk_arguments.end(), entry.values.begin(), entry.values.end());
     m_chunk_arguments.resize(m_chunk_jobs.size() * m_layout.stride);

@@ -83,15 +83,17 @@ void MegaPublisher::plan(const MegaBatch& batch) {
     m_wait_end.clear();
     m_is_missing.assign(count, false);
     m_twins.assign(count, NOTHING);
+    m_regions.clear();
+    m_touched.clear();
     const bool is_deduping = m_options.is_deduping && count > 1;
     m_known_jobs.assign(is_deduping ? std::bit_ceil(2 * count) : 0, {NOTHING, nullptr});
-    uint32_t order = uint32_t(rows.size());
     uint32_t access = 0;
     const uint64_t* values = batch.arguments.data();
-    for (uint32_t k = 0; k < count; ++k, ++order) {
+    for (uint32_t k = 0; k < count; ++k) {
+        m_regions.push_back({k, NOTHING, false, MegaApart::None});
         if (is_deduping) m_twins[k] = twin_of(batch, k, values, access);
         if (m_twins[k] == NOTHING) {
-            plan_job(order, std::span(batch.accesses).subspan(access, batch.access_end[k] - access));
+            plan_job(batch, k, std::span(batch.accesses).subspan(access, batch.access_end[k] - access));
         } else {
             if (m_options.has_lineage) note({});
             m_wait_end.push_back(uint32_t(m_producers.size()));
@@ -136,13 +138,14 @@ uint32_t MegaPublisher::twin_of(const MegaBatch& batch, uint32_t number, const u
     }
 }
 
-void MegaPublisher::plan_job(uint32_t order, std::span<const MegaAccess> accesses) {
-    const std::span<const uint32_t> producers = m_hazards.add(order, accesses);
+void MegaPublisher::plan_job(const MegaBatch& batch, uint32_t job, std::span<const MegaAccess> accesses) {
+    const uint32_t known = uint32_t(rows.size());  // later ones are of this batch
+    const size_t begin = m_producers.size();
+    const std::span<const uint32_t> producers = m_hazards.add(known + job, accesses);
     m_read_from.clear();
     expand(m_hazards.sources(), m_read_from, 0);
-    const uint32_t known = uint32_t(rows.size());  // later ones are of this batch
     if (m_first_missing != NOTHING) {
-        m_is_missing[order - known] = std::any_of(m_read_from.begin(), m_read_from.end(), [&](uint32_t producer) {
+        m_is_missing[job] = std::any_of(m_read_from.begin(), m_read_from.end(), [&](uint32_t producer) {
             return producer < known && m_place_of[producer] == NOTHING &&
                    rows[producer].state != MegaSubmissionState::Done;
         });
@@ -153,7 +156,49 @@ void MegaPublisher::plan_job(uint32_t order, std::span<const MegaAccess> accesse
         const bool is_value = std::binary_search(m_read_from.begin(), m_read_from.end(), producer);
         m_producers.push_back(producer | (is_value ? MEGA_VALUE : 0));
     }
+    if (m_options.is_fusing && m_producers.size() > begin && !m_is_missing[job]) {
+        Region& region = m_regions[job];
+        region.apart = join(batch, job, std::span(m_producers).subspan(begin), accesses);
+        if (region.follows != NOTHING) m_producers.resize(begin);
+    }
     m_wait_end.push_back(uint32_t(m_producers.size()));
+}
+
+// Joins a job to the last one that it waits for, or says why not.
+MegaApart MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<const uint32_t> producers,
+                              std::span<const MegaAccess> accesses) {
+    const uint32_t known = uint32_t(rows.size()), last = producers.back() & ~MEGA_VALUE;
+    if (last < known) return MegaApart::OtherBatch;
+    const uint32_t before = last - known;
+    const MegaJob &one = batch.jobs[before], &other = batch.jobs[job];
+    Region& region = m_regions[before];
+    if ((m_ops[one.op].flags | m_ops[other.op].flags) & MEGA_IN_ORDER) return MegaApart::Accumulates;
+    if (blocks_of(one) != blocks_of(other)) return MegaApart::Blocks;
+    if (one.priority != other.priority) return MegaApart::Priority;
+    if (region.has_follower) return MegaApart::HasFollower;
+    if (!(producers.back() & MEGA_VALUE)) return MegaApart::NoValue;
+    // All else must be over when the region begins, or be part of it; and what it reads must be there then.
+    const uint32_t head = region.head, first = head ? m_wait_end[head - 1] : 0;
+    const std::span<const uint32_t> of_head(m_producers.data() + first, m_wait_end[head] - first);
+    for (const uint32_t each : producers.first(producers.size() - 1)) {
+        const uint32_t order = each & ~MEGA_VALUE;
+        if (order >= known && m_regions[order - known].head == head) continue;
+        const auto is_it = [&](uint32_t waited) { return waited == each || waited == (order | MEGA_VALUE); };
+        if (std::none_of(of_head.begin(), of_head.end(), is_it)) return MegaApart::WaitsForOther;
+    }
+    if (blocks_of(other) > 1) {
+        MegaTouched& touched = m_touched[head];
+        if (touched.is_empty()) {
+            const uint32_t from = head ? batch.access_end[head - 1] : 0;
+            touched.add(std::span(batch.accesses).subspan(from, batch.access_end[head] - from));
+        }
+        if (!touched.are_apart(accesses)) return MegaApart::NotBlockwise;
+        touched.add(accesses);
+    }
+    region.has_follower = true;
+    m_regions[job].head = head;
+    m_regions[job].follows = before;
+    return MegaApart::None;
 }
 
 void MegaPublisher::note(std::span<const uint32_t> producers) {
@@ -201,7 +246,7 @@ bool MegaPublisher::write(const MegaBatch& batch) {
             write_alias(job, known + m_twins[k]);
         } else {
             const std::span<uint32_t> own(m_producers.data() + wait, m_wait_end[k] - wait);
-            if (!write_job(job, values, batch_place, m_is_missing[k], own)) return false;
+            if (!write_job(batch, k, values, batch_place, own)) return false;
         }
         wait = m_wait_end[k];
         values += m_ops[job.op].arguments;
@@ -211,25 +256,30 @@ bool MegaPublisher::write(const MegaBatch& batch) {
 
 void MegaPublisher::write_alias(const MegaJob& job, uint32_t twin) {
     const uint32_t blocks = blocks_of(job);
-    rows.push_back({job.op, blocks, 0, twin, MegaSubmissionState::Alias, uint8_t(job.priority)});
+    rows.push_back({job.op, blocks, 0, twin, NOTHING, MegaSubmissionState::Alias, uint8_t(job.priority)});
     m_place_of.push_back(NOTHING);
     totals.deduped += blocks;
     ++totals.submissions;
 }
 
-bool MegaPublisher::write_job(const MegaJob& job, const uint64_t* values, uint32_t batch, bool is_missing,
+bool MegaPublisher::write_job(const MegaBatch& batch, uint32_t number, const uint64_t* values, uint32_t batch_place,
                               std::span<uint32_t> producers) {
+    const MegaJob& job = batch.jobs[number];
+    const Region& region = m_regions[number];
     const uint32_t blocks = blocks_of(job), order = uint32_t(rows.size());
+    const uint32_t follows = region.follows == NOTHING ? NOTHING : order - number + region.follows;
     const uint32_t place = m_free_places.back();
     m_free_places.pop_back();
     for (uint32_t& each : producers) each = m_place_of[each & ~MEGA_VALUE] | (each & MEGA_VALUE);
     const MegaQueueOp& op = m_ops[job.op];
     const uint32_t soon = m_free_places.size() > AHEAD ? *(m_free_places.end() - AHEAD) : place;
     const MegaQueueEntry entry = {job, {values, op.arguments}, producers, place, uint32_t(first + order), blocks,
-                                  op.flags, is_missing, soon};
+                                  op.flags, m_is_missing[number], follows == NOTHING ? NOTHING : m_place_of[follows],
+                                  soon};
     if (!m_workers.write(entry)) return false;
-    m_places[place] = {order, uint32_t(producers.size()), batch};
-    rows.push_back({job.op, blocks, 0, NOTHING, MegaSubmissionState::Open, uint8_t(job.priority)});
+    m_places[place] = {order, uint32_t(producers.size()), batch_place};
+    rows.push_back({job.op, blocks, 0, NOTHING, follows, MegaSubmissionState::Open, uint8_t(job.priority), region.apart});
+    totals.joined += follows != NOTHING;
     m_place_of.push_back(place);
     m_free_slots -= blocks;
     m_free_edges -= producers.size();

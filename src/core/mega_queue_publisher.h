@@ -3,11 +3,13 @@
 // them; never waits. Submissions have an order: their number, less that of the first.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "mega_queue_workers.h"
+#include "mega_touched.h"
 
 namespace brickline {
 
@@ -73,12 +75,14 @@ class MegaPublisher {
 
     void reset();
     void begin_tracking();
-    void plan_job(uint32_t order, std::span<const MegaAccess> accesses);
+    void plan_job(const MegaBatch& batch, uint32_t job, std::span<const MegaAccess> accesses);
+    MegaApart join(const MegaBatch& batch, uint32_t job, std::span<const uint32_t> producers,
+                   std::span<const MegaAccess> accesses);
     uint32_t twin_of(const MegaBatch& batch, uint32_t job, const uint64_t* values, uint32_t first_access);
     void note(std::span<const uint32_t> producers);
     void expand(std::span<const uint32_t> found, std::vector<uint32_t>& numbers, uint64_t begin) const;
     void write_alias(const MegaJob& job, uint32_t twin);
-    bool write_job(const MegaJob& job, const uint64_t* values, uint32_t batch, bool is_missing,
+    bool write_job(const MegaBatch& batch, uint32_t number, const uint64_t* values, uint32_t batch_place,
                    std::span<uint32_t> producers);
     void finish(const MegaFinished& each, std::span<const MegaItemFault> own_faults);
     uint32_t place_of(uint32_t order) const { return m_place_of[order]; }
@@ -105,6 +109,14 @@ class MegaPublisher {
     std::vector<uint32_t> m_twins;        // by job: an earlier one that computes the same, or MEGA_NOTHING
     std::vector<std::pair<uint32_t, const uint64_t*>> m_known_jobs;  // by a hash: job and arguments
     std::vector<bool> m_is_missing;       // by job: reads something that was never written
+    struct Region {
+        uint32_t head;       // the first job of its region
+        uint32_t follows;    // the job that it is joined to, or MEGA_NOTHING
+        bool has_follower;
+        MegaApart apart;
+    };
+    std::vector<Region> m_regions;        // by job
+    std::map<uint32_t, MegaTouched> m_touched;  // by head, of those with several blocks
     std::vector<uint32_t> m_read_from;    // orders whose values a job reads, ascending
     // Of what has finished.
     std::vector<MegaFinished> m_done;

@@ -22,6 +22,7 @@ Why why_of(ExpressionFault fault) {
 struct MegaQueueSignature::Row {
     std::vector<uint64_t> bits;
     std::vector<int64_t> values;
+    std::vector<int64_t> per_block;
     MegaJob job;
     bool has_changed = true;  // a value that expressions may use
 };
@@ -41,6 +42,7 @@ MegaColumnRefusal MegaQueueSignature::append(MegaBatch& batch, std::span<const M
     Row row;
     row.bits.resize(m_arguments.size());
     row.values.resize(m_arguments.size());
+    row.per_block.resize(m_arguments.size());
     row.job.op = m_op;
     MegaColumnRefusal refused;
     for (uint32_t job = 0; job < count && !refused; ++job) {
@@ -55,7 +57,8 @@ MegaColumnRefusal MegaQueueSignature::append(MegaBatch& batch, std::span<const M
         batch.arguments.insert(batch.arguments.end(), row.bits.begin(), row.bits.end());
         for (size_t k = 0; k < m_arguments.size(); ++k) {
             if (m_arguments[k].type != Type::Buffer || !columns[k].nbytes) continue;
-            batch.accesses.push_back({row.bits[k], row.bits[k] + columns[k].nbytes, 0, 0, m_arguments[k].access});
+            batch.accesses.push_back(
+                {row.bits[k], row.bits[k] + columns[k].nbytes, row.per_block[k], 0, m_arguments[k].access});
         }
         batch.access_end.push_back(uint32_t(batch.accesses.size()));
     }
@@ -111,6 +114,11 @@ MegaColumnRefusal MegaQueueSignature::shape(std::span<const MegaQueueColumn> col
     row.job.shared_bytes = uint32_t(sizes[6]);
     for (uint32_t k = 0; k < m_arguments.size(); ++k) {
         if (m_arguments[k].type != Type::Buffer) continue;
+        int64_t& per_block = row.per_block[k] = 0;
+        // Blocks are told apart along one axis alone, and by what can be computed.
+        if (!m_arguments[k].per_block.empty() && sizes[1] == 1 && sizes[2] == 1 &&
+            (m_arguments[k].per_block[0].evaluate(values, per_block) != ExpressionFault::None || per_block < 0))
+            per_block = 0;
         const std::vector<Expression>& expected = m_arguments[k].shape;
         const std::vector<int64_t>& found = columns[k].shape;
         if (expected.size() != found.size())

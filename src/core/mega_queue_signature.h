@@ -17,6 +17,7 @@ struct MegaQueueArgument {
     uint32_t access = 0;  // of a buffer: 1 reads, 2 writes, 3 both
     uint32_t align = 1;
     std::vector<Expression> shape;
+    std::vector<Expression> per_block;  // bytes of it that one block has to itself, or none where that is not known
     int64_t low = INT64_MIN, high = INT64_MAX;
 };
 

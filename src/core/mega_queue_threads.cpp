@@ -111,8 +111,9 @@ bool MegaQueueThreads::write(const MegaQueueEntry& entry) {
     submission.lanes = entry.job.lanes;
     submission.shared_bytes = entry.job.shared_bytes;
     std::copy(entry.values.begin(), entry.values.end(), &m_memory->argument_words[size_t{place} * m_memory->stride]);
-    mega_begin<Atomics>(m_queue, place, next, entry.blocks, uint32_t(entry.producers.size()), entry.order,
-                        entry.job.priority);
+    const bool is_joined = entry.follows != NOTHING;
+    mega_begin<Atomics>(m_queue, place, next, entry.blocks, is_joined ? MEGA_JOINED_WAITS : uint32_t(entry.producers.size()),
+                        entry.order, entry.job.priority);
     m_first_edge[place] = NOTHING;
     for (const uint32_t producer : entry.producers) {
         const uint32_t edge = m_free_edges.back();
@@ -122,6 +123,13 @@ bool MegaQueueThreads::write(const MegaQueueEntry& entry) {
         mega_follow<Atomics>(m_queue, place, edge, producer & ~MEGA_VALUE, producer & MEGA_VALUE);
     }
     if (entry.is_missing) Atomics::poke(&submission.outcome, MEGA_FAULT_SKIPPED);
+    if (is_joined) {
+        for (uint32_t slot = m_queue.submissions[entry.follows].first_slot; slot != NOTHING; slot = m_queue.slots[slot].next) {
+            mega_join<Atomics>(m_queue, slot, next);
+            next = m_queue.slots[next].next;
+        }
+        return true;
+    }
     if (m_last == NOTHING) m_first = place;
     else Atomics::poke(&m_queue.submissions[m_last].link, place);
     m_last = place;

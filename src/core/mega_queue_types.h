@@ -27,6 +27,7 @@ struct MegaQueueOptions {
     std::vector<uint32_t> retry_codes;   // faults after which it is
     bool is_recorded = false;            // item by item
     bool is_deduping = true;             // within a batch: later, the host may have written to memory
+    bool is_fusing = true;               // within a batch: what runs cannot be joined to
     bool has_lineage = false;            // whose values each submission reads is kept, and who waits for whom
     uint64_t delay_seed = 0;             // other than 0: workers dawdle between steps, at random
     uint64_t grace_ns = 1'500'000'000;   // after a deadline or a stop, for items to end
@@ -116,14 +117,29 @@ enum class MegaSubmissionState : uint8_t {
     Alias = 5,  // another one of its batch computes the same into the same memory: see its state
 };
 
+// Why a submission is not joined to one that it waits for. Numbers are stable, and those of MegaCode
+// where it is the same.
+enum class MegaApart : uint16_t {
+    None = 0,
+    Blocks = 302,        // it has another number of blocks
+    NotBlockwise = 303,  // a block may touch what another block of the region writes, or the reverse
+    HasFollower = 304,   // another one is joined to that already
+    Accumulates = 305,   // blocks of one of them run one after the other
+    WaitsForOther = 307, // it waits for something else, too
+    Priority = 311,      // it has another priority
+    OtherBatch = 312,    // that one was submitted in an earlier batch
+    NoValue = 313,       // it reads nothing that that one writes
+};
+
 struct MegaSubmissionRow {
     uint32_t op, items, done;
-    uint32_t alias;  // of an Alias, the one that computes it, counted as rows are
+    uint32_t alias;    // of an Alias, the one that computes it, counted as rows are
+    uint32_t follows;  // the one that it is joined to, counted as rows are; MEGA_NOTHING: none
     MegaSubmissionState state;
     uint8_t priority;
-    uint16_t reserved = 0;
+    MegaApart apart = MegaApart::None;
 };
-static_assert(sizeof(MegaSubmissionRow) == 20);
+static_assert(sizeof(MegaSubmissionRow) == 24);
 
 struct MegaQueueRecord {
     uint64_t begin, ready, end;  // ticks: nothing to do before, began, ended
@@ -142,6 +158,7 @@ struct MegaQueueTotals {
     uint64_t published = 0;   // items
     uint64_t deduped = 0;     // items that were not, because another computes the same
     uint64_t deduped_done = 0;  // of those whose rows are gone, the ones whose values are there
+    uint64_t joined = 0;      // submissions that follow another one, item by item
     uint64_t done = 0, faulted = 0, skipped = 0, cancelled = 0;
     uint64_t requeued = 0;    // how often
     uint64_t plan_ns = 0, publish_ns = 0;

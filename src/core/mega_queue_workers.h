@@ -21,6 +21,7 @@ struct MegaQueueEntry {
     std::span<const uint32_t> producers;   // places of those that it waits for, and MEGA_VALUE
     uint32_t place, order, blocks, flags;
     bool is_missing;                       // it reads something that was never written
+    uint32_t follows;                      // place of the one that it is joined to, MEGA_NOTHING: none
     uint32_t soon;                         // a place that is written to shortly
 };
 

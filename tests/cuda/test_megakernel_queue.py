@@ -46,6 +46,9 @@ class CudaSide(Side):
         with self.torch.cuda.stream(self.beside):
             return array.cpu().numpy()
 
+    def copy(self, values: Any, to: Any) -> None:
+        to.copy_(self.torch.from_numpy(values))
+
     def fill(self, array: Any, value: float) -> None:
         # A copy, which needs no multiprocessor.
         values = self.pinned[array.dtype][: array.numel()].fill_(value)

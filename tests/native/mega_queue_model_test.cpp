@@ -27,7 +27,7 @@ using namespace native_test;
 
 namespace {
 
-constexpr uint32_t SLOTS = 3, SUBMISSIONS = 3, EDGES = 4, CELLS = 4, WORKERS = 2;
+constexpr uint32_t SLOTS = 4, SUBMISSIONS = 3, EDGES = 4, CELLS = 4, WORKERS = 2;
 constexpr uint32_t THREADS = WORKERS + 1, HOST = WORKERS, LOG = 96;
 
 // All that is shared, and what the checks note beside it.
@@ -81,6 +81,7 @@ struct Named {
     uint32_t fails = 0;      // so many executions report a fault
     uint32_t flags = 0;
     uint32_t priority = 2;
+    uint32_t follows = MEGA_NOTHING;  // the name of the one that it is joined to
 };
 
 struct Action {
@@ -97,7 +98,7 @@ struct Script {
     uint32_t cells = CELLS;   // of a ring, as few as there are slots in use
     bool every_access = true;
     // A mistake of the publisher, and what must then be found, "": anything. So the search can fail.
-    enum class Mistake { None, ForgetsToWait, CommitsTwice, TakesFullSlot } mistake = Mistake::None;
+    enum class Mistake { None, ForgetsToWait, CommitsTwice, TakesFullSlot, LinksJoined } mistake = Mistake::None;
     std::string expected = "";
 };
 using Mistake = Script::Mistake;
@@ -255,6 +256,12 @@ uint32_t execute(uint32_t slot, const MegaSlot& item) {
             const bool is_missing = collected ? collected == 2 : g.arena.submissions[place].outcome != 0;
             if (reads_value && is_finished && is_missing) complain("it reads what was never written");
         }
+        if (own.follows != MEGA_NOTHING) {
+            const Named& before = g_script->named[own.follows];
+            const bool is_in_place = g.arena.is_begun[before.place] == own.follows + 1;
+            if (is_in_place && !g.locals.is_collected[own.follows] && g.arena.successes[before.slots[item.block]] != 1)
+                complain("it runs before the item that it follows");
+        }
         if (own.flags & MEGA_IN_ORDER) {
             for (const uint32_t other : own.slots) {
                 if (other != slot && g.arena.inside[other]) complain("two items of one that runs in order");
@@ -296,7 +303,12 @@ void publish(const Action& action, Locals& locals) {
         // Edges are the waiter's: two for each place.
         uint32_t waits = 0;
         for (const auto& [producer, reads_value] : each.waits) waits += !locals.is_collected[producer];
+        const bool is_joined = each.follows != MEGA_NOTHING;
+        if (is_joined) waits = MEGA_JOINED_WAITS;
         mega_begin<Model>(g_queue, each.place, next, uint32_t(each.slots.size()), waits, name, each.priority);
+        for (uint32_t k = 0; is_joined && k < each.slots.size(); ++k)
+            mega_join<Model>(g_queue, g_script->named[each.follows].slots[k], each.slots[k]);
+        if (is_joined && g_script->mistake != Mistake::LinksJoined) continue;
         for (const auto& [producer, reads_value] : each.waits) {
             if (locals.is_collected[producer]) {
                 if (reads_value && locals.is_collected[producer] == 2)
@@ -614,6 +626,28 @@ std::vector<Script> scripts() {
          {{Kind::Publish, {0, 1}}, {Kind::Collect, {0}}, {Kind::Publish, {2}}, {Kind::Collect, {1, 2}}}, 0, 0, 0, 0, 2});
     add({"a ring comes round while a worker pops from it", {{0, {0}, {}}, {1, {1}, {}}, {1, {1}, {}}},
          {{Kind::Publish, {0, 1}}, {Kind::Collect, {1}}, {Kind::Publish, {2}}, {Kind::Collect, {0, 2}}}, 0, 0, 0, 0, 2});
+    // Submissions that are joined: {place, slots, waits, fails, flags, priority, follows}.
+    const Named second = {1, {1}, {}, 0, 0, 2, 0};
+    all.push_back({"two that are joined, every access", {{0, {0}, {}}, second},
+                   {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}, 0, 0});
+    add({"two that are joined, a death", {{0, {0}, {}}, second}, {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}});
+    add({"the same with a stop and a deadline", {{0, {0}, {}}, second},
+         {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}, 0, 0, 1, 1});
+    add({"two blocks that are joined to two", {{0, {0, 1}, {}}, {1, {2, 3}, {}, 0, 0, 2, 0}},
+         {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}, 0, 0});
+    add({"the same, and one of the first faults", {{0, {0, 1}, {}, 1}, {1, {2, 3}, {}, 0, 0, 2, 0}},
+         {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}, 0, 0});
+    add({"three that are joined, of which the second faults",
+         {{0, {0}, {}}, {1, {1}, {}, 1, 0, 2, 0}, {2, {2}, {}, 0, 0, 2, 1}},
+         {{Kind::Publish, {0, 1, 2}}, {Kind::Collect, {0, 1, 2}}}});
+    add({"the second is tried again", {{0, {0}, {}}, {1, {1}, {}, 1, 0, 2, 0}, {2, {2}, {}, 0, 0, 2, 1}},
+         {{Kind::Publish, {0, 1, 2}}, {Kind::Collect, {0, 1, 2}}}, 1});
+    add({"what reads a fault is skipped with what is joined to it",
+         {{0, {0}, {}, 1}, {1, {1}, {{0, true}}}, {2, {2}, {}, 0, 0, 2, 1}},
+         {{Kind::Publish, {0, 1, 2}}, {Kind::Collect, {0, 1, 2}}}});
+    add({"one that waits for what is joined, in the next batch",
+         {{0, {0}, {}}, second, {2, {2}, {{1, true}}}},
+         {{Kind::Publish, {0, 1}}, {Kind::Publish, {2}}, {Kind::Collect, {0, 1, 2}}}, 0, 0});
     const auto mistaken = [&](Mistake mistake, const char* expected, Script script) {
         script.mistake = mistake;
         script.expected = expected;
@@ -624,6 +658,8 @@ std::vector<Script> scripts() {
               {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}});
     mistaken(Mistake::CommitsTwice, "",
              {"a batch that is committed twice", {{0, {0}, {}}}, {{Kind::Publish, {0}}, {Kind::Collect, {0}}}});
+    mistaken(Mistake::LinksJoined, "",
+             {"one that is joined and linked", {{0, {0}, {}}, second}, {{Kind::Publish, {0, 1}}, {Kind::Collect, {0, 1}}}});
     mistaken(Mistake::TakesFullSlot, "a step found what it must not find",
              {"a slot that is not free", {{0, {0}, {}}, {1, {0}, {}}},
               {{Kind::Publish, {0}}, {Kind::Publish, {1}}, {Kind::Collect, {0, 1}}}});

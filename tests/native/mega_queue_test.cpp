@@ -45,6 +45,7 @@ struct Task {
     uint64_t salt;
     uint32_t fails = 0;             // so many executions of a block report a fault
     bool is_value_read = true;      // else it only overwrites
+    bool is_blockwise = false;      // block k touches word k of each cell alone
     std::atomic<uint32_t> inside{0};
     std::atomic<uint32_t> tries[World::BLOCKS] = {};
 };
@@ -52,6 +53,16 @@ struct Task {
 void linger(uint64_t rounds) {
     volatile uint64_t sink = 0;
     for (uint64_t i = 0; i < rounds; ++i) sink = sink + i;
+}
+
+uint64_t value_of(const World& world, const Task& task, uint64_t block) {
+    uint64_t value = task.salt + block;
+    for (uint64_t k = 0; task.is_value_read && k < World::BLOCKS; ++k) {
+        if (task.is_blockwise && k != block) continue;
+        value = mix(value, world.cells[task.a][k]);
+        value = mix(value, world.cells[task.b][k]);
+    }
+    return value;
 }
 
 // Arguments: the world, the task. A task's first block to come in marks its cells, the last to go frees
@@ -69,19 +80,12 @@ void work(const brickline_launch* launch) {
         return;
     }
     if (world.users[task.to].load(std::memory_order_relaxed) > 0) world.complaints.fetch_add(1);
-    uint64_t value = task.salt + block;
-    if (task.is_value_read) {
-        for (uint32_t k = 0; k < World::BLOCKS; ++k) {
-            value = mix(value, world.cells[task.a][k]);
-            value = mix(value, world.cells[task.b][k]);
-        }
-    }
-    world.cells[task.to][block] = value;
+    world.cells[task.to][block] = value_of(world, task, block);
 }
 
-MegaAccess access_of(const World& world, uint32_t cell, uint32_t mode, uint32_t blocks = World::BLOCKS) {
+MegaAccess access_of(const World& world, uint32_t cell, uint32_t mode, uint32_t blocks, bool is_blockwise) {
     const auto begin = reinterpret_cast<uint64_t>(&world.cells[cell]);
-    return {begin, begin + blocks * 8, 0, 0, mode};
+    return {begin, begin + blocks * 8, is_blockwise ? 8 : 0, 0, mode};
 }
 
 void add_job(MegaBatch& batch, World& world, Task& task, uint32_t priority = 2, uint32_t op = 0) {
@@ -94,10 +98,11 @@ void add_job(MegaBatch& batch, World& world, Task& task, uint32_t priority = 2, 
     batch.arguments.push_back(reinterpret_cast<uint64_t>(&world));
     batch.arguments.push_back(reinterpret_cast<uint64_t>(&task));
     if (task.is_value_read) {
-        batch.accesses.push_back(access_of(world, task.a, MEGA_READ));
-        batch.accesses.push_back(access_of(world, task.b, MEGA_READ));
+        const uint32_t blocks = task.is_blockwise ? task.blocks : World::BLOCKS;
+        batch.accesses.push_back(access_of(world, task.a, MEGA_READ, blocks, task.is_blockwise));
+        batch.accesses.push_back(access_of(world, task.b, MEGA_READ, blocks, task.is_blockwise));
     }
-    batch.accesses.push_back(access_of(world, task.to, MEGA_WRITE, task.blocks));
+    batch.accesses.push_back(access_of(world, task.to, MEGA_WRITE, task.blocks, task.is_blockwise));
     batch.access_end.push_back(uint32_t(batch.accesses.size()));
 }
 
@@ -110,6 +115,7 @@ MegaQueueOptions options(uint32_t workers, uint32_t slots) {
     return chosen;
 }
 
+uint64_t g_joined = 0;  // submissions that followed another one
 bool g_is_on_device = false;
 uint32_t g_ring_bits = 0;
 
@@ -140,13 +146,20 @@ std::unique_ptr<Case> random_case(Random& random, uint32_t count, uint32_t retry
         do task->to = uint32_t(random.below(12));
         while (task->to == task->a || task->to == task->b);
         task->blocks = uint32_t(1 + random.below(World::BLOCKS));
+        task->is_blockwise = !random.one_in(4);
+        if (k > 0 && random.one_in(2)) {  // often it goes on with what was written last
+            task->a = made->tasks.back()->to;
+            task->blocks = made->tasks.back()->blocks;
+            while (task->to == task->a || task->to == task->b) task->to = uint32_t(random.below(12));
+        }
         task->salt = random.bits();
         task->is_value_read = !random.one_in(5);
         if (has_faults && random.one_in(8)) task->fails = uint32_t(1 + random.below(4));
-        const bool reads_missing =
-            task->is_value_read &&
-            (std::any_of(is_missing[task->a].begin(), is_missing[task->a].end(), [](bool is) { return is; }) ||
-             std::any_of(is_missing[task->b].begin(), is_missing[task->b].end(), [](bool is) { return is; }));
+        bool reads_missing = false;
+        for (uint32_t word = 0; task->is_value_read && word < World::BLOCKS; ++word) {
+            if (task->is_blockwise && word >= task->blocks) break;
+            reads_missing |= is_missing[task->a][word] || is_missing[task->b][word];
+        }
         const bool fails = task->fails > retry_limit;
         const auto state = reads_missing ? MegaSubmissionState::Skipped
                            : fails       ? MegaSubmissionState::Faulted : MegaSubmissionState::Done;
@@ -154,15 +167,8 @@ std::unique_ptr<Case> random_case(Random& random, uint32_t count, uint32_t retry
         for (uint32_t block = 0; block < task->blocks; ++block)
             is_missing[task->to][block] = state != MegaSubmissionState::Done;
         if (state == MegaSubmissionState::Done) {
-            const Task& t = *task;
-            for (uint64_t block = 0; block < t.blocks; ++block) {
-                uint64_t value = t.salt + block;
-                for (uint32_t i = 0; t.is_value_read && i < World::BLOCKS; ++i) {
-                    value = mix(value, made->expected.cells[t.a][i]);
-                    value = mix(value, made->expected.cells[t.b][i]);
-                }
-                made->expected.cells[t.to][block] = value;
-            }
+            for (uint64_t block = 0; block < task->blocks; ++block)
+                made->expected.cells[task->to][block] = value_of(made->expected, *task, block);
         }
         made->tasks.push_back(std::move(task));
     }
@@ -183,9 +189,12 @@ void check_random(Random& random, uint32_t workers, uint32_t slots, uint32_t cou
         uint64_t items = 0;
         for (uint32_t k = 0; k < count;) {
             MegaBatch batch;
-            for (uint64_t n = 1 + random.below(6); n > 0 && k < count; --n) {
+            const bool is_alike = random.one_in(2);
+            uint32_t priority = uint32_t(random.below(MEGA_PRIORITIES));
+            for (uint64_t n = 1 + random.below(is_alike ? 20 : 6); n > 0 && k < count; --n) {
                 if (batch.items + made->tasks[k]->blocks > slots) break;
-                add_job(batch, made->world, *made->tasks[k], uint32_t(random.below(MEGA_PRIORITIES)));
+                if (!is_alike) priority = uint32_t(random.below(MEGA_PRIORITIES));
+                add_job(batch, made->world, *made->tasks[k], priority);
                 ++k;
             }
             items += batch.items;
@@ -195,6 +204,7 @@ void check_random(Random& random, uint32_t workers, uint32_t slots, uint32_t cou
         check(engine.drain(FOREVER, nullptr) == MegaQueueWait::Done, "all is done");
         const MegaQueueTotals totals = engine.totals();
         check_equal(totals.published, items, "items published");
+        g_joined += totals.joined;
         check_equal(totals.done + totals.faulted + totals.skipped, items, "no item is lost");
         bool is_same = true, are_states = true;
         for (uint32_t cell = 0; cell < 12; ++cell)
@@ -642,6 +652,7 @@ int main() {
         simulated_queue::g_intake_threads = g_ring_bits ? 4 : 1;
         check_all(has_time() ? 6 : UNDER_TSAN ? 2 : 3);
     }
+    check(g_joined > 200, "submissions are joined: " + std::to_string(g_joined));
     check(simulated_queue::g_launches > 20, "workers of a device leave when nothing is open, and come back");
     return finish();
 }

@@ -17,9 +17,11 @@ import pytest
 
 from brickline.errors import QueueError
 from brickline.executor.megakernel.queue import Megakernel
+from brickline.executor.megakernel.queue_report import RECORD
 from brickline.executor.megakernel.replay import replay
 from brickline.executor.megakernel.replay_log import ReplayLog
 from brickline.kernel import Kernel, Param, Scalar
+from brickline.megakernel_regions import APART
 from brickline.megakernel_tables import TaskState, WorkerState
 
 SCALE = Kernel(
@@ -29,7 +31,8 @@ SCALE = Kernel(
            block.each(left < 64 ? left : 64, [&](int64_t i) { y[first + i] = x[first + i] * by; });
        }""",
     [
-        *(Param("x", "f32", "n"), Param("y", "f32", "n", "write")),
+        Param("x", "f32", "n", touches=("block_x*256", "min(block_x*256 + 256, n*4)")),
+        Param("y", "f32", "n", "write", touches=("block_x*256", "min(block_x*256 + 256, n*4)")),
         *(Scalar("n", low=1), Scalar("by", "f32")),
     ],
     global_size="ceil_div(n, 64)",
@@ -61,11 +64,31 @@ FAIL = Kernel(
            });
        }""",
     [
-        *(Param("tries", "i32", 2, "read-write"), Param("y", "f32", 2, "write")),
+        Param("tries", "i32", 2, "read-write", touches=("block_x*4", "block_x*4 + 4")),
+        Param("y", "f32", 2, "write", touches=("block_x*4", "block_x*4 + 4")),
         Scalar("times", high=1000),
     ],
     global_size=2,
     pure=False,
+)
+NEGATE = Kernel(
+    "negate",
+    """BRICKLINE void negate(Block& block, const float* x, float* y) {
+           block.once([&] { y[block.index()] = -x[block.index()]; });
+       }""",
+    [
+        Param("x", "f32", 2, touches=("block_x*4", "block_x*4 + 4")),
+        Param("y", "f32", 2, "write", touches=("block_x*4", "block_x*4 + 4")),
+    ],
+    global_size=2,
+)
+SWAP = Kernel(
+    "swap",
+    """BRICKLINE void swap(Block& block, const float* x, float* y) {
+           block.once([&] { y[block.index()] = x[1 - block.index()]; });
+       }""",
+    [Param("x", "f32", 2), Param("y", "f32", 2, "write")],
+    global_size=2,
 )
 SPIN = Kernel(
     "spin",
@@ -91,7 +114,7 @@ SHARED = Kernel(
     shared_bytes=1024,
 )
 WIDE = Kernel.from_json({**SHARED.to_json(), "name": "wide", "local_size": 64})
-SOURCES = [SCALE, MIX, COUNT_UP, FAIL, SPIN, SHARED, WIDE]
+SOURCES = [SCALE, MIX, COUNT_UP, FAIL, NEGATE, SWAP, SPIN, SHARED, WIDE]
 
 
 class Side:
@@ -116,6 +139,10 @@ class Side:
         """Write to all of it, also while workers run."""
         array.fill(value)
 
+    def copy(self, values: Any, to: Any) -> None:
+        """Write values to memory of the workers, before they have it."""
+        to[:] = values
+
     def ones(self, *shape: int) -> Any:
         return self.array(np.ones(shape, np.float32))
 
@@ -129,10 +156,14 @@ class Side:
         """Submit an item that is executed until its gate opens, and wait until it is."""
         gate, y = self.integers(1), self.floats(1)
         number = mega.submit("spin", writes={"gate": gate, "y": y})
+        self.await_inside(mega)
+        return gate, y, number
+
+    def await_inside(self, mega: Megakernel) -> None:
+        """Wait until a worker executes an item."""
         until = time.monotonic() + 20
         while not any(each["inside"] for each in mega._core.workers()):
             assert time.monotonic() < until
-        return gate, y, number
 
     def later(self, seconds: float, *gates: Any) -> threading.Timer:
         """Open gates after a while."""
@@ -285,6 +316,159 @@ def test_equal_submissions_of_a_batch_are_executed_once(side: Side) -> None:
         assert report.tasks.state[1] == TaskState.DEDUPED
         assert mega.wait(numbers[4]) is TaskState.DONE
     assert side.read(z)[0] == 4
+
+
+# ------------------------------------------------------------------------------------------ regions
+
+
+def _began(mega: Megakernel) -> Any:
+    """Return the items in the order in which they began."""
+    records = np.frombuffer(mega._core.records(), RECORD)
+    return records[np.argsort(records["ready"], kind="stable")]
+
+
+def test_a_chain_of_a_batch_is_one_region(side: Side) -> None:
+    steps, memory = 6, side.floats(7, 640)
+    values = np.random.default_rng(7).random(640, np.float32)
+    side.copy(values, memory[0])
+    with side.mega(trace=True) as mega:
+        with mega.batch():
+            for k in range(steps):
+                mega.submit("scale", [memory[k]], [memory[k + 1]], [640, 2.0])
+        mega.wait(steps - 1)
+        began = _began(mega)
+        report = mega.drain()
+    np.testing.assert_array_equal(side.read(memory)[-1], values * 2**steps)
+    assert report.items_processed == 10 * steps
+    assert report.tasks.region.tolist() == [0] * steps
+    assert (report.regions.tasks.tolist(), report.regions.items.tolist()) == ([steps], [60])
+    assert report.explain_regions() == (
+        "6 submissions in 1 region\nsubmissions 0, 1, 2, 3, 4, 5 are one region: a worker runs "
+        "their items without a hop"
+    )
+    # Who executes an item goes on with what follows it, but for one in eight.
+    worker = {(int(each["submission"]), int(each["block"])): int(each["worker"]) for each in began}
+    stayed = [worker[k, b] == worker[k + 1, b] for k in range(steps - 1) for b in range(10)]
+    assert sum(stayed) >= 40
+    for block in range(10):
+        order = [int(each["submission"]) for each in began if each["block"] == block]
+        assert order == list(range(steps))
+
+
+def test_submissions_are_apart_for_a_reason(side: Side) -> None:
+    two, x, total = (side.floats(2) for _ in range(3)), side.ones(128), side.floats(1)
+    a, b, c = two
+    (w, y, z), ones = (side.floats(128) for _ in range(3)), side.ones(16)
+    m, n, o = (side.floats(16) for _ in range(3))
+    with side.mega() as mega:
+        gate, spun, _ = side.spin(mega)
+        with mega.batch():
+            begun = [
+                mega.submit("scale", [spun], [total], [1, 1.0]),  # waits for an earlier batch
+                mega.submit("count_up", writes={"total": total}, params={"blocks": 1}),
+                mega.submit("scale", [x], [y], [128, 2.0]),
+                mega.submit("scale", [y[:64]], [z[:64]], [64, 2.0]),
+                mega.submit("scale", [y], [w], [128, 3.0], priority="high"),
+                mega.submit("negate", [side.ones(2)], [a]),
+                mega.submit("swap", [a], [b]),
+                mega.submit("negate", [b], [c]),
+                mega.submit("mix", [ones, ones], [m], [1]),
+                mega.submit("mix", [ones, ones], [n], [2]),
+                mega.submit("mix", [m, n], [o], [3]),
+                mega.submit("mix", [m, ones], [side.floats(16)], [4]),
+                mega.submit("mix", [m, ones], [side.floats(16)], [5]),
+                mega.submit("mix", [ones, ones], [m], [6]),
+            ]
+        side.fill(gate, 1)
+        report = mega.drain()
+    assert report.tasks.apart is not None
+    found = {number: int(report.tasks.apart[number]) for number in begun}
+    expected = [312, 305, 0, 302, 311, 0, 303, 303, 0, 0, 307, 0, 304, 313]
+    assert list(found.values()) == expected
+    assert set(expected) - {0} == set(APART)
+    assert f"submission {begun[3]}: MK302: it has another number of blocks" in (
+        report.explain_regions()
+    )
+    assert side.read(c).tolist() == [1, 1]
+    assert side.read(o)[0] == 1.75 * 0.5 + 2.75 * 0.25 + 3
+
+
+def test_nothing_is_joined_where_that_is_not_wanted(side: Side) -> None:
+    x, y, z = side.ones(64), side.floats(64), side.floats(64)
+    with side.mega(fuse=False) as mega:
+        with mega.batch():
+            mega.submit("scale", [x], [y], [64, 2.0])
+            mega.submit("scale", [y], [z], [64, 2.0])
+        report = mega.drain()
+    assert report.explain_regions() == "2 submissions in 2 regions"
+    assert side.read(z)[0] == 4
+
+
+def test_a_fault_skips_what_follows_its_item(side: Side) -> None:
+    tries, y, z, w = side.array(np.array([9, 0], np.int32)), *(side.floats(2) for _ in range(3))
+    with side.mega() as mega:
+        with mega.batch():
+            bad = mega.submit("fail", writes=[tries, y], params=[5])  # of its second block
+            follower = mega.submit("negate", [y], [z])
+            last = mega.submit("negate", [z], [w])
+            reader = mega.submit("swap", [w], [side.floats(2)])
+        report = mega.drain()
+    states = report.tasks.state
+    assert states is not None
+    assert states.tolist() == [TaskState.FAULTED, *[TaskState.SKIPPED] * 3]
+    assert report.tasks.region[[bad, follower, last]].tolist() == [bad] * 3
+    assert report.tasks.region[reader] == reader
+    assert report.tasks.done is not None
+    assert report.tasks.done.tolist() == [1, 1, 1, 0]
+    assert (report.items_faulted, report.items_skipped, report.items_processed) == (1, 4, 3)
+    assert side.read(w).tolist() == [7, 0]
+
+
+def test_an_item_that_is_tried_again_is_followed_then(side: Side) -> None:
+    tries, y, z = side.integers(2), side.floats(2), side.floats(2)
+    with side.mega(retry_codes=[20], retry_limit=3) as mega:
+        with mega.batch():
+            mega.submit("fail", writes=[tries, y], params=[2])
+            mega.submit("negate", [y], [z])
+        report = mega.drain()
+    assert (report.items_processed, report.items_requeued) == (4, 4)
+    assert side.read(z).tolist() == [-7, -7]
+
+
+def test_a_deadline_comes_between_two_items_of_a_region(side: Side) -> None:
+    with side.mega() as mega:
+        gate, y, z = side.integers(1), side.floats(1), side.floats(1)
+        with mega.batch():
+            mega.submit("spin", writes={"gate": gate, "y": y})
+            mega.submit("scale", [y], [z], [1, 5.0])
+        timer = side.later(0.3, gate)
+        report = mega.drain(max_wall_time=0.1)
+        timer.join()
+        assert (report.items_processed, report.items_remaining) == (1, 1)
+        assert side.read(z)[0] == 0
+        report = mega.drain()
+        assert (report.items_processed, report.items_remaining) == (2, 0)
+        assert report.tasks.region.tolist() == [0, 0]
+    assert side.read(z)[0] == 5
+
+
+def test_a_region_does_not_keep_urgent_work_waiting(side: Side) -> None:
+    memory, gate = side.floats(101, 1), side.integers(1)
+    x, y = side.ones(16), side.floats(16)
+    with side.mega(workers=1, trace=True) as mega:
+        with mega.batch():
+            mega.submit("spin", writes={"gate": gate, "y": memory[0]})
+            for k in range(100):
+                mega.submit("scale", [memory[k]], [memory[k + 1]], [1, 1.0])
+        side.await_inside(mega)
+        urgent = mega.submit("scale", [x], [y], [16, 1.0], priority="critical")
+        side.fill(gate, 1)
+        for number in range(urgent + 1):
+            mega.wait(number)
+        order = [int(each["submission"]) for each in _began(mega)]
+        assert mega.drain().tasks.region.tolist() == [*[0] * 101, urgent]
+    assert order.index(urgent) <= 9  # a worker leaves a region after eight items at the latest
+    assert side.read(memory).ravel().tolist() == [1] * 101
 
 
 # ------------------------------------------------------------------------------------------- faults

@@ -252,6 +252,7 @@ def test_tasks_are_walked_row_by_row() -> None:
         8,
         0,
         None,
+        None,
     )
     assert tasks[-1].state is TaskState.DONE
     with pytest.raises(IndexError):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from brickline import _core
 from brickline.errors import SymbolicError
+from brickline.executor.megakernel.block_ranges import BlockRange, block_range
 from brickline.executor.megakernel.launch_columns import columns_of
-from brickline.executor.megakernel.regions import BlockRange, block_range
 from brickline.executor.megakernel.tables import SIGNALS, region_numbers
 from brickline.plan_launches import Launch
 

@@ -89,6 +89,7 @@ class Megakernel:
         trace: bool = False,
         lineage: bool = False,
         dedupe: bool = True,
+        fuse: bool = True,
         cache: KernelCache | None = None,
         log: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -112,6 +113,8 @@ class Megakernel:
             lineage: Whether the report tells whose values each submission read. Default False.
             dedupe: Whether submissions of one batch that compute the same into the same memory are
                 executed once, where their kernel is pure. Default True.
+            fuse: Whether a submission that needs of another one of its batch, block by block, what
+                the same block writes is executed item after item by one worker. Default True.
             cache: Where kernels are compiled. Default the user's cache.
             log: Where `close` writes a log of all submissions, for `brickline plan replay`; items
                 are then recorded as with trace. Default None: nothing is logged.
@@ -133,6 +136,7 @@ class Megakernel:
         codes = codes_of(where, "retry_codes", retry_codes)
         seed = count_of(where, "delay_seed", delay_seed, _MOST_SEED, least=0)
         is_traced, is_deduping = flag_of(where, "trace", trace), flag_of(where, "dedupe", dedupe)
+        is_fusing = flag_of(where, "fuse", fuse)
         self._lineage = flag_of(where, "lineage", lineage)
         self._overwrite = flag_of(where, "overwrite", overwrite)
         self.memory_budget = (
@@ -175,6 +179,7 @@ class Megakernel:
                     "recorded": self._trace,
                     "lineage": self._lineage,
                     "dedupe": is_deduping,
+                    "fuse": is_fusing,
                     "delay_seed": seed,
                     "grace_ns": 1_500_000_000,
                     "held": [*self._ops.values(), place, self._held],

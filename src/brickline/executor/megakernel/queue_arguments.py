@@ -19,6 +19,7 @@ from brickline.buffers import Buffer, as_buffer
 from brickline.cache import CachedKernel
 from brickline.dtypes import DTYPES
 from brickline.errors import LaunchError, QueueError
+from brickline.executor.megakernel.block_ranges import block_bytes
 from brickline.executor.megakernel.queue_refusals import refusal
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.symbolic import Expr
@@ -186,7 +187,8 @@ class QueueOp:
 def _declared(each: Param | Scalar, names: Sequence[str]) -> tuple[Any, ...]:
     if isinstance(each, Param):
         access = each.access.reads + 2 * each.access.writes
-        return "buffer", access, each.align, [size.program(names) for size in each.shape]
+        shape, own = [size.program(names) for size in each.shape], block_bytes(each)
+        return "buffer", access, each.align, shape, None if own is None else own.program(names)
     return each.dtype, each.low or 0, each.high or 0
 
 

@@ -18,10 +18,10 @@ from brickline.megakernel_tables import ItemFault, TaskState, WorkerState, Worke
 
 ROW = np.dtype(
     [
-        *((name, "<u4") for name in ("op", "items", "done", "alias")),
+        *((name, "<u4") for name in ("op", "items", "done", "alias", "follows")),
         ("state", "u1"),
         ("priority", "u1"),
-        ("reserved", "<u2"),
+        ("apart", "<u2"),
     ]
 )
 """``MegaSubmissionRow``."""
@@ -34,6 +34,8 @@ RECORD = np.dtype(
 """``MegaQueueRecord``."""
 OPEN, DONE, FAULTED, SKIPPED, CANCELLED, ALIAS = range(6)
 """``MegaSubmissionState``."""
+NOTHING = 0xFFFFFFFF
+"""``MEGA_NOTHING``."""
 
 
 @dataclass
@@ -154,7 +156,18 @@ def _tasks(rows: NDArray[Any]) -> dict[str, Any]:
         "alias": np.where(rows["state"] == ALIAS, rows["alias"].astype(np.int64), -1),
         "state": states,
         "priority": rows["priority"],
+        "region": _regions(rows["follows"]),
+        "apart": rows["apart"],
     }
+
+
+def _regions(follows: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the row of the first submission of each one's region."""
+    own = np.arange(len(follows), dtype=np.int64)
+    found = np.where(follows == NOTHING, own, follows.astype(np.int64))
+    while not np.array_equal(further := found[found], found):
+        found = further
+    return found
 
 
 def _faults(

@@ -68,7 +68,8 @@ struct alignas(64) MegaCommand {
     uint32_t lanes, shared_bytes, priority;
     uint32_t outcome;        // other than 0: it is skipped
     uint32_t first_tie, ties;
-    uint32_t padding[2];
+    uint32_t follows;        // place of the submission that it is joined to, MEGA_NOTHING: none
+    uint32_t padding[1];
 };
 static_assert(sizeof(MegaCommand) == MEGA_LINE_BYTES && sizeof(MegaChunk) == MEGA_LINE_BYTES);
 
@@ -297,7 +298,7 @@ private:
         if (is_mine) {
             const MegaCommand& job = view.jobs[at];
             begin_job(job, view.arguments + uint64_t{at} * m_launch.stride);
-            m_launch.staged[m_staged + at] = job.place;
+            m_launch.staged[m_staged + at] = job.follows == MEGA_NOTHING ? job.place : MEGA_NOTHING;
             edges = m_team.take(&m_shared.free_edges, job.ties) - job.ties;
         }
         m_team.sync();
@@ -313,8 +314,11 @@ private:
             if (job.ties > MEGA_ALONE) {
                 const uint32_t k = m_team.add(&m_shared.large, 1);
                 m_shared.place[k] = at, m_shared.first[k] = edges;
+            } else if (job.follows != MEGA_NOTHING && job.blocks > MEGA_ALONE) {
+                m_shared.place[m_team.add(&m_shared.large, 1)] = at;
             } else {
                 for (uint32_t k = 0; k < job.ties; ++k) follow(job, ties, edges, k);
+                for (uint32_t k = 0; job.follows != MEGA_NOTHING && k < job.blocks; ++k) join(job, k);
             }
         }
         m_team.sync();
@@ -322,8 +326,16 @@ private:
             const MegaCommand& job = view.jobs[m_shared.place[k]];
             for (uint32_t each = m_team.lane; each < job.ties; each += m_team.lanes)
                 follow(job, view.ties + job.first_tie, m_shared.first[k], each);
+            for (uint32_t each = m_team.lane; job.follows != MEGA_NOTHING && each < job.blocks; each += m_team.lanes)
+                join(job, each);
         }
         m_team.sync();
+    }
+
+    // One that is joined has no ties. Its slots and those of the other are where they lay among the free ones.
+    BRICKLINE_INLINE void join(const MegaCommand& job, uint32_t block) {
+        mega_join<M>(m_queue, m_launch.free_slots[m_launch.first_free[job.follows] + block],
+                     m_launch.free_slots[m_launch.first_free[job.place] + block]);
     }
 
     BRICKLINE_INLINE void begin_job(const MegaCommand& job, const uint64_t* arguments) {
@@ -345,7 +357,8 @@ private:
             const uint32_t k = m_team.add(&m_shared.large, 1);
             m_shared.place[k] = job.place, m_shared.first[k] = first, m_shared.count[k] = job.blocks;
         }
-        mega_begin<M>(m_queue, job.place, m_launch.free_slots[first], job.blocks, job.ties, job.order, job.priority);
+        const uint32_t waits = job.follows == MEGA_NOTHING ? job.ties : MEGA_JOINED_WAITS;
+        mega_begin<M>(m_queue, job.place, m_launch.free_slots[first], job.blocks, waits, job.order, job.priority);
         M::poke(&submission.outcome, job.outcome);
     }
 
@@ -370,8 +383,10 @@ private:
         for (uint32_t first = 0; first < m_staged; first += wave()) {
             if (m_team.thread == 0) m_shared.large = 0;
             m_team.sync();
-            if (m_team.thread < wave() && first + m_team.thread < m_staged)
-                release(m_launch.staged[first + m_team.thread]);
+            if (m_team.thread < wave() && first + m_team.thread < m_staged) {
+                const uint32_t place = m_launch.staged[first + m_team.thread];
+                if (place != MEGA_NOTHING) release(place);
+            }
             m_team.sync();
             for (uint32_t k = m_team.warp; k < m_shared.large; k += m_team.warps)
                 for (uint32_t block = m_team.lane; block < m_shared.count[k]; block += m_team.lanes)

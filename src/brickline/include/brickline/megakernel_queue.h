@@ -16,8 +16,13 @@
 // its slot, executes it and finishes it; who finishes the last item of a submission releases those that
 // wait for it, and hands the submission back to the publisher, who recycles its slots.
 //
+// A submission may be joined to one of its batch that it waits for, where block k needs what block k of
+// that one writes, and nothing of its other blocks. It waits for nobody else then: who finishes an item
+// goes on with the item that follows it. So a chain is one region, which goes through no ring. Every few
+// items the next one goes to its ring all the same, because something more urgent may be there.
+//
 // An item that faults is reported. What reads what it should have written is skipped, and so on; what
-// only overwrites it is not.
+// only overwrites it is not. Of submissions that are joined, that is decided item by item.
 //
 // Rings hold as many entries as there are slots, and a slot is in one ring at most: a push always finds
 // room. No step waits for another worker: one that finds nothing says so. A priority may have several
@@ -37,6 +42,7 @@ inline constexpr uint32_t MEGA_NOTHING = 0xffffffff;  // no slot, no submission,
 inline constexpr uint32_t MEGA_CLOSED = 0xfffffffe;   // a list of dependents that takes no more
 inline constexpr uint32_t MEGA_PRIORITIES = 5;        // 0 is the most urgent
 inline constexpr uint32_t MEGA_OLDEST_EVERY = 8;      // of so many picks one takes the oldest item
+inline constexpr uint32_t MEGA_FOLLOWED_AT_ONCE = 8;  // items of a region, then others have their turn
 inline constexpr uint32_t MEGA_MAX_RING_BITS = 3;     // of a priority at most 8 rings
 inline constexpr uint32_t MEGA_ADMITTED_AT_ONCE = 64; // submissions, then a worker looks whether to leave
 inline constexpr uint32_t MEGA_MAX_SLOTS_OF_QUEUE = 1u << 24;
@@ -90,7 +96,8 @@ struct alignas(32) MegaSlot {
     uint32_t block;
     uint32_t next;        // slot of the submission's next item
     uint32_t code;        // of a fault
-    uint32_t reserved[3];
+    uint32_t follower;    // slot of the item that is executed after it: the same block of what is joined to it
+    uint32_t reserved[2];
 };
 static_assert(sizeof(MegaSlot) == 32);
 
@@ -244,9 +251,18 @@ BRICKLINE_INLINE bool mega_publish_item(const MegaQueue& queue, uint32_t slot, u
     M::poke(&item.block, block);
     M::poke(&item.next, next);
     M::poke(&item.code, 0);
+    M::poke(&item.follower, MEGA_NOTHING);
     M::poke(&item.state, mega_word(MegaItem::Published, 0));  // seen by nobody before it is committed
     return true;
 }
+
+// The item of a submission that is joined to another one follows the same block of that. Both are of one
+// batch and published; the later submission begins with a wait that nobody ends, and is not linked.
+template <class M>
+BRICKLINE_INLINE void mega_join(const MegaQueue& queue, uint32_t slot, uint32_t follower) {
+    M::poke(&queue.slots[slot].follower, follower);
+}
+inline constexpr uint32_t MEGA_JOINED_WAITS = 1;
 
 // Begins a submission whose items are published; `waits` bounds the calls of mega_follow.
 template <class M>
@@ -341,17 +357,22 @@ public:
         // All that was committed comes first: something urgent may be behind what is not.
         bool is_admitted = false, is_cut = false;
         do {
-            if (M::load(&m_queue->control->mode) != static_cast<uint32_t>(MegaQueueMode::Running))
+            if (M::load(&m_queue->control->mode) != static_cast<uint32_t>(MegaQueueMode::Running)) {
+                put_back(m_follower);
+                m_follower = MEGA_NOTHING;
                 return MegaRound::Left;
+            }
             is_cut = admit(is_admitted);
         } while (is_cut);
-        const uint32_t slot = take();
+        uint32_t slot = follow(m_follower);
+        m_follower = MEGA_NOTHING;
+        if (slot == MEGA_NOTHING) slot = take();
         if (slot == MEGA_NOTHING) return is_admitted ? MegaRound::Admitted : MegaRound::Idle;
         const uint32_t attempts = claim(slot);
         if (attempts == MEGA_NOTHING) return MegaRound::Admitted;
         prepare();
         const uint32_t code = execute(slot, m_queue->slots[slot]);
-        finish(slot, attempts, code, code != 0 && is_retried(code));
+        m_follower = finish(slot, attempts, code, code != 0 && is_retried(code));
         return MegaRound::Executed;
     }
 
@@ -378,8 +399,21 @@ public:
         return MEGA_NOTHING;
     }
 
-    // After `attempts` that failed another one ended with `code`, 0 where all is well.
-    BRICKLINE_INLINE void finish(uint32_t slot, uint32_t attempts, uint32_t code, bool is_retried) {
+    // What to do with the item that follows the last one, MEGA_NOTHING: none. Returns it where it is
+    // executed at once.
+    BRICKLINE_INLINE uint32_t follow(uint32_t slot) {
+        if (slot == MEGA_NOTHING || ++m_followed % MEGA_FOLLOWED_AT_ONCE != 0) return slot;
+        put_back(slot);
+        return MEGA_NOTHING;
+    }
+    // For another worker, or this one later.
+    BRICKLINE_INLINE void put_back(uint32_t slot) {
+        if (slot != MEGA_NOTHING) push_item(slot, m_queue->submissions[M::peek(&m_queue->slots[slot].submission)]);
+    }
+
+    // After `attempts` that failed another one ended with `code`, 0 where all is well. Returns the item
+    // that follows it and may be executed, or MEGA_NOTHING.
+    BRICKLINE_INLINE uint32_t finish(uint32_t slot, uint32_t attempts, uint32_t code, bool is_retried) {
         MegaSlot& item = m_queue->slots[slot];
         const uint32_t number = M::peek(&item.submission);
         MegaSubmission& submission = m_queue->submissions[number];
@@ -387,9 +421,9 @@ public:
             M::poke(own_words() + MEGA_REQUEUED_WORD, ++m_requeued);
             M::store(&item.state, mega_word(MegaItem::Requeued, attempts + 1));
             push_item(slot, submission);
-            return;
+            return MEGA_NOTHING;
         }
-        const uint32_t next = M::peek(&item.next);
+        const uint32_t next = M::peek(&item.next), follower = M::peek(&item.follower);
         if (code != 0) {
             M::poke(&item.code, code);
             M::poke(&submission.outcome, code);
@@ -397,7 +431,10 @@ public:
         M::store(&item.state, mega_word(code != 0 ? MegaItem::Faulted : MegaItem::Done, attempts));
         if ((submission.flags & MEGA_IN_ORDER) && next != MEGA_NOTHING) push_item(next, submission);
         // Who is not the last touches nothing of the submission from here on.
-        if (M::add(&submission.remaining, ~0u) == 1) complete(number);
+        if (M::add(&submission.remaining, ~0u) == 1) complete(number, false);
+        if (code == 0) return follower;
+        skip_followers(follower);
+        return MEGA_NOTHING;
     }
 
     // Admits one submission: nothing is pushed where it waits for others still.
@@ -406,7 +443,7 @@ public:
     }
     // It waits for nothing any more.
     BRICKLINE_INLINE void begin(uint32_t number) {
-        if (start(number)) complete(number);
+        if (start(number)) complete(number, true);
     }
 
 private:
@@ -491,19 +528,44 @@ private:
 
     BRICKLINE_INLINE void skip(const MegaSubmission& submission) {
         for (uint32_t slot = M::peek(&submission.first_slot); slot != MEGA_NOTHING;) {
-            MegaSlot& item = m_queue->slots[slot];
-            const uint32_t word = M::load(&item.state);
-            if (mega_state(word) != MegaItem::Published) mega_violation<M>(*m_queue, slot, word);
-            M::poke(&item.code, MEGA_FAULT_SKIPPED);
-            slot = M::peek(&item.next);
-            M::store(&item.state, mega_word(MegaItem::Faulted, 0));
-            M::poke(own_words() + MEGA_SKIPPED_WORD, ++m_skipped);
+            const uint32_t next = M::peek(&m_queue->slots[slot].next);
+            skip_item(slot);
+            slot = next;
         }
     }
 
+    BRICKLINE_INLINE void skip_item(uint32_t slot) {
+        MegaSlot& item = m_queue->slots[slot];
+        const uint32_t word = M::load(&item.state);
+        if (mega_state(word) != MegaItem::Published) mega_violation<M>(*m_queue, slot, word);
+        M::poke(&item.code, MEGA_FAULT_SKIPPED);
+        M::poke(own_words() + MEGA_SKIPPED_WORD, ++m_skipped);
+        M::store(&item.state, mega_word(MegaItem::Faulted, 0));
+    }
+
+    // Of an item that faulted: what would have been executed after it, one after the other.
+    BRICKLINE_INLINE void skip_followers(uint32_t slot) {
+        while (slot != MEGA_NOTHING) {
+            const uint32_t number = M::peek(&m_queue->slots[slot].submission);
+            const uint32_t next = M::peek(&m_queue->slots[slot].follower);
+            MegaSubmission& submission = m_queue->submissions[number];
+            M::poke(&submission.outcome, MEGA_FAULT_SKIPPED);
+            skip_item(slot);
+            if (M::add(&submission.remaining, ~0u) == 1) complete(number, false);
+            slot = next;
+        }
+    }
+
+    // The submission that is joined to one, or MEGA_NOTHING.
+    BRICKLINE_INLINE uint32_t joined_to(const MegaSubmission& submission) const {
+        const uint32_t follower = M::peek(&m_queue->slots[M::peek(&submission.first_slot)].follower);
+        return follower == MEGA_NOTHING ? follower : M::peek(&m_queue->slots[follower].submission);
+    }
+
     // A submission is finished: those that wait for it are released, and what they must not run is
-    // finished, too. Then it is the publisher's again.
-    BRICKLINE_INLINE void complete(uint32_t number) {
+    // finished, too. Then it is the publisher's again. Of one that was skipped as a whole, so is what is
+    // joined to it.
+    BRICKLINE_INLINE void complete(uint32_t number, bool is_skipped) {
         M::poke(&m_queue->submissions[number].link, MEGA_NOTHING);
         uint32_t count = 0;
         while (number != MEGA_NOTHING) {
@@ -521,9 +583,17 @@ private:
                 M::poke(&later.link, todo);
                 todo = waiter;
             }
+            if (const uint32_t joined = is_skipped ? joined_to(submission) : MEGA_NOTHING; joined != MEGA_NOTHING) {
+                MegaSubmission& later = m_queue->submissions[joined];
+                M::poke(&later.outcome, MEGA_FAULT_SKIPPED);
+                skip(later);
+                M::poke(&later.link, todo);
+                todo = joined;
+            }
             hand_back(number);
             ++count;
             number = todo;
+            is_skipped = true;
         }
         const uint32_t before = M::add(&m_queue->control->open, 0u - count);
         if (m_open.before == 0) m_open.before = before;
@@ -542,6 +612,7 @@ private:
     const MegaQueue* m_queue;
     uint32_t m_number, m_retry_limit;
     uint32_t m_picks = 0, m_skipped = 0, m_requeued = 0;
+    uint32_t m_follower = MEGA_NOTHING, m_followed = 0;
     MegaOpen m_open = {0, 0};
 };
 

@@ -98,9 +98,12 @@ class Worker {
 
     // Waits for an item and makes it this worker's; or for the word to leave.
     __device__ void fetch() {
-        uint32_t slot, attempts;
+        uint32_t slot, attempts, follower = m_follower;
+        m_follower = MEGA_NOTHING;
         do {
-            slot = find();
+            slot = follow(follower);
+            follower = MEGA_NOTHING;
+            if (slot == MEGA_NOTHING) slot = find();
             attempts = 0;
             if (slot != MEGA_NOTHING && m_thread == 0) attempts = m_worker.claim(slot);
             attempts = __shfl_sync(0xffffffff, attempts, 0);
@@ -130,6 +133,19 @@ class Worker {
         hand.slot = slot, hand.order = submission.order, hand.block = m_shared.block;
         hand.since = m_hand.since;
         M::poke(&hand.inside, 1);
+    }
+
+    // The item that follows the last one, of which the first lane knows, where it is executed at once.
+    __device__ uint32_t follow(uint32_t slot) {
+        if (m_thread == 0 && slot != MEGA_NOTHING) {
+            if (M::peek(&m_queue.control->mode) == static_cast<uint32_t>(MegaQueueMode::Running)) {
+                slot = m_worker.follow(slot);
+            } else {
+                m_worker.put_back(slot);
+                slot = MEGA_NOTHING;
+            }
+        }
+        return __shfl_sync(0xffffffff, slot, 0);
     }
 
     // A slot that was popped, the same in all lanes; MEGA_NOTHING: leave.
@@ -235,7 +251,7 @@ class Worker {
         }
         m_free_since = now;
         delay(m_shared.block + 7);
-        m_worker.finish(m_shared.slot, m_attempts, code, code != 0 && is_retried(code));
+        m_follower = m_worker.finish(m_shared.slot, m_attempts, code, code != 0 && is_retried(code));
     }
 
     __device__ bool is_retried(uint32_t code) const {
@@ -263,6 +279,7 @@ class Worker {
     MegaDeviceHand m_hand = {};  // of the first thread, as it was written last
     uint64_t m_free_since = 0;
     uint32_t m_picks = 0, m_order = 0, m_attempts = 0;
+    uint32_t m_follower = MEGA_NOTHING;  // of the first thread
 };
 
 template <class Ops>
