@@ -83,14 +83,13 @@ void MegaPublisher::plan(const MegaBatch& batch) {
     m_wait_end.clear();
     m_is_missing.assign(count, false);
     m_twins.assign(count, NOTHING);
-    m_regions.clear();
+    m_regions.assign(count, {});
     m_touched.clear();
     const bool is_deduping = m_options.is_deduping && count > 1;
     m_known_jobs.assign(is_deduping ? std::bit_ceil(2 * count) : 0, {NOTHING, nullptr});
     uint32_t access = 0;
     const uint64_t* values = batch.arguments.data();
     for (uint32_t k = 0; k < count; ++k) {
-        m_regions.push_back({k, NOTHING, false, MegaApart::None});
         if (is_deduping) m_twins[k] = twin_of(batch, k, values, access);
         if (m_twins[k] == NOTHING) {
             plan_job(batch, k, std::span(batch.accesses).subspan(access, batch.access_end[k] - access));
@@ -178,11 +177,11 @@ MegaApart MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<co
     if (region.has_follower) return MegaApart::HasFollower;
     if (!(producers.back() & MEGA_VALUE)) return MegaApart::NoValue;
     // All else must be over when the region begins, or be part of it; and what it reads must be there then.
-    const uint32_t head = region.head, first = head ? m_wait_end[head - 1] : 0;
+    const uint32_t head = head_of(before), first = head ? m_wait_end[head - 1] : 0;
     const std::span<const uint32_t> of_head(m_producers.data() + first, m_wait_end[head] - first);
     for (const uint32_t each : producers.first(producers.size() - 1)) {
         const uint32_t order = each & ~MEGA_VALUE;
-        if (order >= known && m_regions[order - known].head == head) continue;
+        if (order >= known && head_of(order - known) == head) continue;
         const auto is_it = [&](uint32_t waited) { return waited == each || waited == (order | MEGA_VALUE); };
         if (std::none_of(of_head.begin(), of_head.end(), is_it)) return MegaApart::WaitsForOther;
     }

@@ -86,6 +86,7 @@ class MegaPublisher {
                    std::span<uint32_t> producers);
     void finish(const MegaFinished& each, std::span<const MegaItemFault> own_faults);
     uint32_t place_of(uint32_t order) const { return m_place_of[order]; }
+    uint32_t head_of(uint32_t job) const { return m_regions[job].follows == MEGA_NOTHING ? job : m_regions[job].head; }
 
     const MegaQueueOptions m_options;
     const std::vector<MegaQueueOp> m_ops;
@@ -110,10 +111,10 @@ class MegaPublisher {
     std::vector<std::pair<uint32_t, const uint64_t*>> m_known_jobs;  // by a hash: job and arguments
     std::vector<bool> m_is_missing;       // by job: reads something that was never written
     struct Region {
-        uint32_t head;       // the first job of its region
-        uint32_t follows;    // the job that it is joined to, or MEGA_NOTHING
-        bool has_follower;
-        MegaApart apart;
+        uint32_t follows = MEGA_NOTHING;  // the job that it is joined to
+        uint32_t head = MEGA_NOTHING;     // then the first job of its region
+        bool has_follower = false;
+        MegaApart apart = MegaApart::None;
     };
     std::vector<Region> m_regions;        // by job
     std::map<uint32_t, MegaTouched> m_touched;  // by head, of those with several blocks

@@ -20,9 +20,7 @@ HERE = Path(__file__).parent
 PROGRAMS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
 # Rows copied ahead by their sizes, 77 x 256 and 300 x 1024.
 PLANS = "77 or 1024 or without_a_hop or skips_what"
-QUEUES = (
-    "every_block or shared or tried_again or urgent or fault or one_region or catalog or two_blocks"
-)
+QUEUES = "every_block or shared or again or starves or fault or one_region or catalog or two_blocks"
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 
 RACES = """

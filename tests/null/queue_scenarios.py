@@ -462,6 +462,7 @@ def test_a_region_does_not_keep_urgent_work_waiting(side: Side) -> None:
                 mega.submit("scale", [memory[k]], [memory[k + 1]], [1, 1.0])
         side.await_inside(mega)
         urgent = mega.submit("scale", [x], [y], [16, 1.0], priority="critical")
+        time.sleep(0.1)  # a device takes it in by itself
         side.fill(gate, 1)
         for number in range(urgent + 1):
             mega.wait(number)

@@ -145,6 +145,7 @@ class Worker {
                 slot = MEGA_NOTHING;
             }
         }
+        __syncwarp();  // what the first lane has read of the last item may be overwritten
         return __shfl_sync(0xffffffff, slot, 0);
     }
 
