@@ -168,6 +168,10 @@ MegaPublished MegaQueueEngine::publish(const MegaBatch& batch, uint64_t until_ns
     }
     const uint64_t plan_ns = monotonic_ns();
     m->plan(batch);
+    if (!m->prove(batch)) {
+        found.refused = MegaRefused::Broken;
+        return found;
+    }
     const uint64_t planned_ns = monotonic_ns();
     found.wait = make_room_for_edges();
     if (found.wait != MegaQueueWait::Done) {  // stopped or dead: nothing follows that could miss it
@@ -364,6 +368,7 @@ std::vector<MegaHung> MegaQueueEngine::hung() {
 std::string MegaQueueEngine::problem() {
     const MegaControl& control = *m_workers->look().control;
     const uint32_t count = Atomics::load(&control.violations);
+    if (!m->problem.empty()) return m->problem;
     if (!count) return m->is_broken ? "a batch could not be written" : "";
     return std::to_string(count) + " steps found a slot in a state that they must not find, first slot " +
            std::to_string(control.violated_slot) + " in state " + std::to_string(control.violated_state);

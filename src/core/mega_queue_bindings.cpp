@@ -78,6 +78,7 @@ class MegaQueueCore {
         chosen.has_lineage = nb::cast<bool>(options["lineage"]);
         chosen.is_deduping = nb::cast<bool>(options["dedupe"]);
         chosen.is_fusing = nb::cast<bool>(options["fuse"]);
+        chosen.is_proved = nb::cast<bool>(options["prove"]);
         chosen.delay_seed = nb::cast<uint64_t>(options["delay_seed"]);
         chosen.grace_ns = nb::cast<uint64_t>(options["grace_ns"]);
         m_held = options["held"];

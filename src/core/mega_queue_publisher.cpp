@@ -28,7 +28,7 @@ void MegaBatch::shorten(size_t keep_jobs, size_t keep_arguments, size_t keep_acc
 }
 
 MegaPublisher::MegaPublisher(const MegaQueueOptions& options, std::vector<MegaQueueOp> ops, MegaQueueWorkers& workers)
-    : m_options(options), m_ops(std::move(ops)), m_workers(workers) {
+    : m_options(options), m_ops(std::move(ops)), m_workers(workers), m_proof(m_ops) {
     reset();
     begin_tracking();
 }
@@ -100,6 +100,21 @@ void MegaPublisher::plan(const MegaBatch& batch) {
         access = batch.access_end[k];
         values += m_ops[batch.jobs[k].op].arguments;
     }
+}
+
+bool MegaPublisher::prove(const MegaBatch& batch) {
+    if (!m_options.is_proved) return true;
+    const uint32_t known = uint32_t(rows.size());
+    std::vector<MegaDecision> decisions(batch.jobs.size());
+    for (uint32_t k = 0, wait = 0; k < batch.jobs.size(); wait = m_wait_end[k++]) {
+        MegaDecision& each = decisions[k];
+        for (uint32_t at = wait; at < m_wait_end[k]; ++at) each.waits.push_back(m_producers[at] & ~MEGA_VALUE);
+        if (m_regions[k].follows != NOTHING) each.follows = known + m_regions[k].follows;
+        if (m_twins[k] != NOTHING) each.alias = known + m_twins[k];
+    }
+    problem = m_proof.prove(batch, known, decisions);
+    if (!problem.empty()) is_broken = true;
+    return problem.empty();
 }
 
 // An earlier job of the batch with the same op and arguments, where nobody has written to what either
@@ -330,6 +345,7 @@ void MegaPublisher::finish(const MegaFinished& each, std::span<const MegaItemFau
     }
     m_place_of[order] = NOTHING;
     m_free_places.push_back(each.place);
+    if (m_options.is_proved) m_proof.finish(order);
 }
 
 void MegaPublisher::cancel(const MegaQueue& tables) {
@@ -358,6 +374,7 @@ void MegaPublisher::cancel(const MegaQueue& tables) {
     }
     reset();
     begin_tracking();
+    m_proof.forget();
     m_first_missing = NOTHING;
 }
 
@@ -373,6 +390,7 @@ void MegaPublisher::forget() {
     finished_batches.insert(finished_batches.end(), m_missing_batches.begin(), m_missing_batches.end());
     m_missing_batches.clear();
     m_finished = m_forgotten = m_readers = 0;
+    m_proof.forget();
     begin_tracking();
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "mega_queue_proof.h"
 #include "mega_queue_workers.h"
 #include "mega_touched.h"
 
@@ -25,6 +26,8 @@ class MegaPublisher {
     bool has_rows(const MegaBatch& batch) const { return rows.size() + batch.jobs.size() <= MAX_ROWS; }
     // What each job waits for, in the order of submission. From here on the tracker knows the batch.
     void plan(const MegaBatch& batch);
+    // Whether what was planned is proved to be right; else the queue is broken.
+    bool prove(const MegaBatch& batch);
     bool has_edges() const { return m_producers.size() <= m_free_edges; }
     // Nothing is open.
     void grow_edges();
@@ -62,6 +65,7 @@ class MegaPublisher {
     std::vector<uint64_t> finished_batches;
     MegaQueueTotals totals;
     bool is_broken = false;
+    std::string problem;                  // with a batch
 
   private:
     struct Batch {
@@ -93,6 +97,7 @@ class MegaPublisher {
     MegaQueueWorkers& m_workers;
 
     HazardTracker m_hazards;
+    MegaQueueProof m_proof;
     uint64_t m_free_slots = 0, m_free_edges = 0;
     std::vector<uint32_t> m_free_places, m_free_batches;
     std::vector<Place> m_places;

@@ -28,6 +28,7 @@ struct MegaQueueOptions {
     bool is_recorded = false;            // item by item
     bool is_deduping = true;             // within a batch: later, the host may have written to memory
     bool is_fusing = true;               // within a batch: what runs cannot be joined to
+    bool is_proved = false;              // each batch, before it is published; takes time with what is open
     bool has_lineage = false;            // whose values each submission reads is kept, and who waits for whom
     uint64_t delay_seed = 0;             // other than 0: workers dawdle between steps, at random
     uint64_t grace_ns = 1'500'000'000;   // after a deadline or a stop, for items to end

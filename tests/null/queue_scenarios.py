@@ -6,6 +6,7 @@ tests from here.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -23,6 +24,8 @@ from brickline.executor.megakernel.replay_log import ReplayLog
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.megakernel_regions import APART
 from brickline.megakernel_tables import TaskState, WorkerState
+from brickline.profiler import BrickProfiler
+from brickline.tiles import TileLevel
 
 SCALE = Kernel(
     "scale",
@@ -470,6 +473,49 @@ def test_a_region_does_not_keep_urgent_work_waiting(side: Side) -> None:
         assert mega.drain().tasks.region.tolist() == [*[0] * 101, urgent]
     assert order.index(urgent) <= 9  # a worker leaves a region after eight items at the latest
     assert side.read(memory).ravel().tolist() == [1] * 101
+
+
+def test_batches_are_proved_where_that_is_wanted(side: Side) -> None:
+    """Random batches with hazards, repeats and chains, proved and not, give the same bits."""
+    rng = np.random.default_rng(5)
+    start = rng.random((6, 16), np.float32)
+    rows = [tuple(int(n) for n in rng.permutation(6)[:3]) for _ in range(60)]
+    found = set()
+    for prove in (False, True):
+        with side.mega([MIX], prove=prove) as mega:
+            memory = side.array(start.copy())
+            for batch in range(0, 60, 6):
+                with mega.batch():
+                    for k, (a, b, y) in enumerate(rows[batch : batch + 6]):
+                        for _ in range(1 + k % 2):
+                            mega.submit("mix", [memory[a], memory[b]], [memory[y]], [k % 3])
+            report = mega.drain()
+            assert report.deduped_items == 30
+            assert (report.tasks.region != np.arange(90)).any()
+            found.add(side.read(memory).tobytes())
+    assert len(found) == 1
+
+
+def test_a_profiler_is_told_of_items_and_submissions(side: Side) -> None:
+    profiler = BrickProfiler("queue", enabled=True)
+    x, y, z = side.ones(128), side.floats(128), side.floats(128)
+    with side.mega(profiler=profiler) as mega:
+        for _ in range(2):
+            with mega.batch():
+                mega.submit("scale", [x], [y], [128, 2.0])
+                mega.submit("scale", [y], [z], [128, 3.0])
+            mega.drain()
+    (tiles,) = profiler.profile().tiles
+    assert (tiles.level, tiles.count) == (TileLevel.MACRO, 8)
+    assert {cell.column for cell in tiles.cells} == {0, 1}
+    traces = profiler.kernel_traces()
+    assert [(each.kernel_name, each.position) for each in traces] == [
+        *[("scale", 0)] * 2,
+        *[("scale", 1)] * 2,
+    ]
+    said = json.loads(traces[1].params)
+    assert (said["task"], said["region"], said["items"]) == (1, 0, 2)
+    assert said["work_ns"] > 0
 
 
 # ------------------------------------------------------------------------------------------- faults

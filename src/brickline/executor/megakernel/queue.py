@@ -50,9 +50,11 @@ from brickline.executor.megakernel.queue_refusals import (
     refusal,
 )
 from brickline.executor.megakernel.queue_report import Period, queue_report
+from brickline.executor.megakernel.telling import tell_profiler
 from brickline.kernel import Kernel, Scalar
 from brickline.megakernel_report import MegakernelReport
 from brickline.megakernel_tables import TaskState
+from brickline.profiler import BrickProfiler
 
 __all__ = ["Megakernel", "Priority"]
 _STATES = (None, TaskState.DONE, TaskState.FAULTED, TaskState.SKIPPED, TaskState.NOT_RUN)
@@ -90,6 +92,8 @@ class Megakernel:
         lineage: bool = False,
         dedupe: bool = True,
         fuse: bool = True,
+        prove: bool = False,
+        profiler: BrickProfiler | None = None,
         cache: KernelCache | None = None,
         log: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -115,6 +119,12 @@ class Megakernel:
                 executed once, where their kernel is pure. Default True.
             fuse: Whether a submission that needs of another one of its batch, block by block, what
                 the same block writes is executed item after item by one worker. Default True.
+            prove: Whether every batch is proved free of races, cycles and waits without a producer
+                before it is published, by a validator that shares no code with the planner. Takes
+                time in proportion to what is open, too. Default False.
+            profiler: Who is told a tile for each item and a trace for each submission, with every
+                report that finds the queue empty; items are then recorded as with trace. Default
+                None: nobody.
             cache: Where kernels are compiled. Default the user's cache.
             log: Where `close` writes a log of all submissions, for `brickline plan replay`; items
                 are then recorded as with trace. Default None: nothing is logged.
@@ -136,7 +146,7 @@ class Megakernel:
         codes = codes_of(where, "retry_codes", retry_codes)
         seed = count_of(where, "delay_seed", delay_seed, _MOST_SEED, least=0)
         is_traced, is_deduping = flag_of(where, "trace", trace), flag_of(where, "dedupe", dedupe)
-        is_fusing = flag_of(where, "fuse", fuse)
+        is_fusing, is_proved = flag_of(where, "fuse", fuse), flag_of(where, "prove", prove)
         self._lineage = flag_of(where, "lineage", lineage)
         self._overwrite = flag_of(where, "overwrite", overwrite)
         self.memory_budget = (
@@ -147,10 +157,14 @@ class Megakernel:
         self._log_path = None
         if log is not None:
             self._log_path = checked_path(where, log, overwrite=self._overwrite)
+        if profiler is not None and not isinstance(profiler, BrickProfiler):
+            raise refusal(
+                "MK511", f"{where}, profiler", f"expected a BrickProfiler, got {profiler!r:.80}"
+            )
         if cache is not None and not isinstance(cache, KernelCache):
             raise refusal("MK511", f"{where}, cache", f"expected a KernelCache, got {cache!r:.80}")
         kernels = named_kernels(where, ops)
-        recorded = is_traced or log is not None
+        recorded = is_traced or log is not None or profiler is not None
         tables = place.tables_bytes(self.slots, kernels, recorded=recorded)
         if self.memory_budget is not None and tables > self.memory_budget:
             raise refusal(
@@ -163,6 +177,7 @@ class Megakernel:
         before = compiler.statistics.compilations
         self._ops = place.compile(kernels, compiler)
         self._is_warm = compiler.statistics.compilations == before
+        self._profiler, self._reports = profiler, 0
         self._limits = place.limits
         self._trace = recorded
         self._retries = (tuple(codes), limit)
@@ -180,6 +195,7 @@ class Megakernel:
                     "lineage": self._lineage,
                     "dedupe": is_deduping,
                     "fuse": is_fusing,
+                    "prove": is_proved,
                     "delay_seed": seed,
                     "grace_ns": 1_500_000_000,
                     "held": [*self._ops.values(), place, self._held],
@@ -706,6 +722,9 @@ class Megakernel:
             }
         made = self._made(ended, writers)
         if is_empty:
+            if self._profiler is not None and made.spans is not None and made.began_unix_ns:
+                tell_profiler(made, self._profiler, self._reports)
+                self._reports += 1
             core.begin_again()
             self._period = Period()
             self._is_warm = True

@@ -39,7 +39,8 @@ def tell_profiler(
     """
     if report.spans is None or report.began_unix_ns is None:
         raise UsageError(
-            f"the run of {report.name} was not traced; prepare the plan with trace=True"
+            f"the run of {report.name} was not traced; prepare the plan, or make the Megakernel, "
+            "with trace=True"
         )
     if not profiler.is_enabled():
         return 0, 0
