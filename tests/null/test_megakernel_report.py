@@ -367,6 +367,39 @@ def test_pressures() -> None:
 # ------------------------------------------------------------------------------------- queue mode
 
 
+def test_regions_of_a_queue_are_told_a_line_each() -> None:
+    count = 300
+    report = MegakernelReport.of_queue(
+        name="queue",
+        device="CPU",
+        ops=("op",),
+        tasks={
+            "op": np.zeros(count, int),
+            "items": np.ones(count, int),
+            "region": [0] * 30 + [30, 30] + list(range(32, count)),
+            "apart": [0] * 32 + [307] * (count - 33) + [999],
+        },
+        workers=[],
+        items_processed=count,
+        items_remaining=0,
+        wall_time_ns=1,
+        first_submission=7,
+    )
+    lines = report.explain_regions().splitlines()
+    assert lines[0] == "300 submissions in 270 regions"
+    assert lines[1].startswith("submissions 7, 8, 9, ")
+    assert " 26 ... are one region" in lines[1]
+    assert lines[2] == (
+        "submissions 37, 38 are one region: a worker runs their items without a hop"
+    )
+    assert lines[3] == "submission 39: MK307: it waits for something else, too"
+    assert lines[-1] == "and 170 more lines"
+    with pytest.raises(UsageError, match=r"prepared\.regions\.explain"):
+        decoder_report().explain_regions()
+    with pytest.raises(UsageError, match="tasks, apart"):
+        decoder_report(tasks={"op": [0], "items": [1], "apart": [5000]})
+
+
 def test_a_queue_says_what_remains_and_why() -> None:
     text = str(queue_report())
     assert "11 of 15 items" in text
