@@ -9,7 +9,8 @@ from brickline.plan_words import counted
 
 APART = {
     302: "it has another number of blocks",
-    303: "a block of it may touch what another block of the region writes, or the reverse",
+    303: "a block of it may touch what another block of the region writes, or the reverse; what a "
+    "block touches is declared with Param.touches",
     304: "another submission is joined to that one already",
     305: "its blocks, or those of that one, add to one another's results",
     307: "it waits for something else, too",

@@ -171,6 +171,8 @@ class MegakernelReport:
 
     def _check_task(self, task: Any, where: str) -> None:
         first, end = self.first_submission, self.first_submission + len(self.tasks)
+        if first == end:
+            raise UsageError(f"{where}: the report has no tasks, got {task!r:.80}")
         if not isinstance(task, int) or isinstance(task, bool) or not first <= task < end:
             raise UsageError(
                 f"{where}: expected a task from {first} to {end - 1}, got {task!r:.80}"
@@ -302,7 +304,16 @@ class MegakernelReport:
     # ---------------------------------------------------------------------------------- lineage
 
     def task_name(self, task: int) -> str:
-        """Return what a task is called: its number, op, brick and layer."""
+        """Return what a task is called: its number, op, brick and layer.
+
+        Args:
+            task: Its number: of a queue, as `submit` returned it, and not a row of `tasks`.
+
+        Raises:
+            UsageError: There is no such task.
+        """
+        task = task.__index__() if hasattr(task, "__index__") else task
+        self._check_task(task, "task_name")
         word = "launch" if self.mode == "program" else "submission"
         row = task - self.first_submission
         op = self.ops[self.tasks.op[row]]
@@ -339,9 +350,8 @@ class MegakernelReport:
             raise UsageError(f"expected a task's number or an output's name, got {output!r:.80}")
         number = output.__index__()
         if not first <= number <= last:
-            raise UsageError(
-                f"expected a task from {first} to {last}, got {number}; or name an output"
-            )
+            known = f"a task from {first} to {last}" if first <= last else "no task: there is none"
+            raise UsageError(f"expected {known}, got {number}; or name an output")
         return (number,)
 
     def explain(self, output: int | str, *, limit: int | None = 100) -> str:

@@ -490,6 +490,17 @@ def test_memory_that_is_read_only_or_shared_is_refused(mega: Megakernel) -> None
         mega.submit("scale", [x], [x], [64, 1.0])
 
 
+def test_what_is_written_is_not_given_as_what_is_read(mega: Megakernel) -> None:
+    x, y = floats(64), floats(64)
+    with pytest.raises(QueueError, match=r"MK507: .*y is written; pass it in writes="):
+        mega.submit("scale", {"x": x, "y": y}, None, [64, 1.0])
+    with pytest.raises(QueueError, match=r"wait: MK511: .*expected True or False, got 'no'"):
+        mega.submit("scale", [x], [y], [64, 1.0], wait="no")  # type: ignore[arg-type]
+    with pytest.raises(QueueError, match="wait: MK511"), mega.batch(wait=7):  # type: ignore[arg-type]
+        pass
+    assert mega.drain().items_processed == 0
+
+
 def test_a_cpu_has_no_streams(mega: Megakernel) -> None:
     with pytest.raises(QueueError, match=r"stream: MK511: .*a CPU has no streams; leave it out"):
         mega.submit("scale", [floats(64)], [floats(64)], [64, 1.0], stream=3)
@@ -585,10 +596,10 @@ def test_a_deadline_is_a_time(mega: Megakernel, seconds: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"workers": 0}, "workers: MK511: .*expected 1 to 255, got 0"),
+        ({"workers": 0}, "workers: MK511: .*expected a whole number from 1 to 255, got 0"),
         ({"workers": 1000}, "MK511"),
         ({"slots": 0}, "slots"),
-        ({"slots": 2**40}, "slots: MK511: .*expected 1 to 16777216"),
+        ({"slots": 2**40}, "slots: MK511: .*expected a whole number from 1 to 16777216"),
         ({"slots": 1.5}, "slots"),
         ({"memory_budget": -1}, "memory_budget"),
         ({"retry_limit": -1}, "retry_limit"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brickline.errors import QueueError
+from brickline.errors import QueueError, UsageError
 from brickline.executor.megakernel.queue import Megakernel
 from brickline.executor.megakernel.queue_report import RECORD
 from brickline.executor.megakernel.replay import replay
@@ -507,14 +507,14 @@ def test_a_profiler_is_told_of_items_and_submissions(side: Side) -> None:
             mega.drain()
     (tiles,) = profiler.profile().tiles
     assert (tiles.level, tiles.count) == (TileLevel.MACRO, 8)
-    assert {cell.column for cell in tiles.cells} == {0, 1}
+    assert {cell.column for cell in tiles.cells} == {0, 1, 2, 3}
     traces = profiler.kernel_traces()
     assert [(each.kernel_name, each.position) for each in traces] == [
         *[("scale", 0)] * 2,
         *[("scale", 1)] * 2,
     ]
-    said = json.loads(traces[1].params)
-    assert (said["task"], said["region"], said["items"]) == (1, 0, 2)
+    said = json.loads(traces[3].params)
+    assert (said["level"], said["task"], said["region"], said["items"]) == ("submission", 3, 2, 2)
     assert said["work_ns"] > 0
 
 
@@ -535,6 +535,27 @@ def test_a_fault_is_reported_and_the_rest_goes_on(side: Side) -> None:
     ]
     assert (report.items_processed, report.items_remaining, report.items_faulted) == (1, 2, 2)
     assert side.read(w)[0] == 1.75
+
+
+def test_a_fault_is_also_that_of_what_is_left_out(side: Side) -> None:
+    tries, y = side.array(np.array([9, 0], np.int32)), side.floats(2)
+    z, w = side.floats(2), side.floats(2)
+    with side.mega([FAIL, NEGATE], fuse=False, lineage=True) as mega:
+        with mega.batch():
+            mega.submit("negate", [y], [z])
+            mega.submit("negate", [y], [z])
+            mega.submit("fail", writes=[tries, y], params=[5])
+            for _ in range(2):
+                mega.submit("negate", [y], [w])
+        report = mega.drain(outputs={"w": w, "other": side.floats(2)})
+    assert report.tasks.alias.tolist() == [-1, 0, -1, -1, 3]
+    assert (report.items_processed, report.items_remaining) == (5, 5)
+    assert (report.items_faulted, report.items_skipped) == (1, 4)
+    assert "not begun" not in str(report)
+    with pytest.raises(UsageError, match="expected a task from 0 to 4, got 5"):
+        report.task_name(5)
+    assert report.task_name(4) == "submission 4 (negate)"
+    assert report.explain("other") == "other: nobody of this report wrote to it"
 
 
 def test_what_reads_a_fault_is_skipped_and_what_overwrites_it_is_not(side: Side) -> None:

@@ -24,6 +24,8 @@ def lineage_text(report: MegakernelReport, output: int | str, limit: int | None 
     """
     writers = report.writers(output)
     flow = known_flow(report)
+    if not writers:
+        return f"{output}: nobody of this report wrote to it"
     found = flow.all_sources(report.rows_of(writers)).tolist()[::-1]
     shown = found if limit is None else found[: max(limit, 0)]
     of = "" if isinstance(output, int) else f"{output} comes from "

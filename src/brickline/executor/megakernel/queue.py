@@ -311,12 +311,14 @@ class Megakernel:
     def batch(self, *, wait: bool = True) -> Iterator[None]:
         """Collect submissions, and publish them together at the end: all of them, or none.
 
-        Where the block raises, or a submission in it is refused, nothing is submitted.
+        Where the block raises, nothing is submitted, and its numbers are given out again. A
+        submission that is refused raises; whoever catches that inside the block submits the others.
 
         Args:
             wait: As of `submit`.
         """
         with self._using("batch"):
+            flag_of(f"{self._where}, batch", "wait", wait)
             self._check_no_batch("batch")
             self._batch = []
         try:
@@ -601,6 +603,7 @@ class Megakernel:
     def _publish(self, where: str, held: list[Buffer], *, wait: bool) -> int:
         self._pending = 0
         try:
+            flag_of(where, "wait", wait)
             self._make_room(where, held, wait=wait)
             if self._log is not None:
                 self._log.begin_batch()

@@ -131,6 +131,7 @@ class QueueOp:
             QueueError: Something is missing, unknown or given twice.
         """
         given: list[Any] = [None] * len(self._rules)
+        read_alone: set[str] = set()
         for kind, values in zip(self._kinds, (reads, writes, params), strict=True):
             if values is None:
                 continue
@@ -141,6 +142,10 @@ class QueueOp:
                 if given[at] is not None and given[at] is not value:
                     raise refusal("MK507", where, f"{name} was given twice; pass it once")
                 given[at] = value
+                (read_alone.add if kind.name == "reads" else read_alone.discard)(name)
+        for written in self._kinds[1].names:
+            if written in read_alone:
+                raise refusal("MK507", where, f"{written} is written; pass it in writes=")
         for at, value in enumerate(given):
             if value is None:
                 name = self.kernel.signature[at].name

@@ -44,7 +44,8 @@ def count_of(where: str, name: str, value: Any, most: int, *, least: int = 1) ->
     except TypeError:
         number = least - 1
     if not least <= number <= most:
-        raise refusal("MK511", f"{where}, {name}", f"expected {least} to {most}, got {value!r:.80}")
+        expected = f"expected a whole number from {least} to {most}"
+        raise refusal("MK511", f"{where}, {name}", f"{expected}, got {value!r:.80}")
     return number
 
 
@@ -104,7 +105,11 @@ def named_kernels(where: str, ops: Any) -> dict[str, Kernel]:
     elif isinstance(ops, Sequence) and not isinstance(ops, str):
         pairs = [(getattr(each, "name", repr(each)[:80]), each) for each in ops]
     else:
-        raise refusal("MK511", f"{where}, ops", f"expected kernels, got {ops!r:.80}")
+        raise refusal(
+            "MK511",
+            f"{where}, ops",
+            f"expected a list of kernels, or kernels by name, got {ops!r:.80}",
+        )
     if not pairs:
         raise refusal("MK511", f"{where}, ops", "expected a kernel at least, got none")
     found: dict[str, Kernel] = {}

@@ -124,8 +124,8 @@ def queue_report(
         backend_dispatch_ns=now_ns - period.published_ns if period.published_ns else None,
         published_items=totals["published"],
         deduped_items=totals["deduped"],
-        items_faulted=totals["faulted"],
-        items_skipped=totals["skipped"],
+        items_faulted=totals["faulted"] + _missing_aliases(rows, FAULTED),
+        items_skipped=totals["skipped"] + _missing_aliases(rows, SKIPPED),
         items_requeued=totals["requeued"],
         op_work_ns=tuple(work_ns for _, work_ns in by_op),
         op_items=tuple(items for items, _ in by_op),
@@ -133,6 +133,13 @@ def queue_report(
         notes=tuple(notes),
         first_submission=first,
     )
+
+
+def _missing_aliases(rows: NDArray[Any], state: int) -> int:
+    """Return how many items of deduped submissions are not there, as the ones that ended so."""
+    deduped = rows[rows["state"] == ALIAS]
+    ended = deduped[rows["state"][deduped["alias"]] == state]
+    return int(ended["items"].sum()) - int(ended["done"].sum())
 
 
 def _tasks(rows: NDArray[Any]) -> dict[str, Any]:

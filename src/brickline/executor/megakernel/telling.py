@@ -5,6 +5,8 @@ trace spans a task from its first item to its last, on the run's clock, with its
 and what it waited as params::
 
     {"level": "launch", "task": 7, "region": 3, "items": 128, "work_ns": 81200, "wait_ns": 900}
+
+Of a queue tasks and regions have the numbers of submissions, and the level is "submission".
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def tell_profiler(
     ran = np.flatnonzero(spans.items)
     rows = (spans.worker, spans.task, spans.work_ns, spans.items)
     for worker, task, work, items in zip(*(each[ran].tolist() for each in rows), strict=True):
-        profiler.tiles.record(TileLevel.MACRO, work, row=worker, column=task, elements=items)
+        number = report.first_submission + task
+        profiler.tiles.record(TileLevel.MACRO, work, row=worker, column=number, elements=items)
     return len(ran), _tell_traces(report, profiler, position)
 
 
@@ -71,9 +74,9 @@ def _tell_traces(report: MegakernelReport, profiler: BrickProfiler, position: in
     seen: Counter[tuple[str, int]] = Counter()
     for task in told[np.argsort(end[told], kind="stable")].tolist():
         facts = {
-            "level": "launch",
-            "task": task,
-            "region": int(tasks.region[task]),
+            "level": "launch" if report.mode == "program" else "submission",
+            "task": report.first_submission + task,
+            "region": report.first_submission + int(tasks.region[task]),
             "items": int(items[task]),
             "work_ns": int(work[task]),
             "wait_ns": int(wait[task]),
