@@ -8,8 +8,8 @@
 * Items of 10 us that are recorded, to the same that are not: at most 1.02 of the time from the
   first submission to the last item.
 * A chain of a batch, in which block k needs what block k of the submission before writes, joined
-  into one region: at most the time of the same chain apart, on a CPU with blocks of 16 KiB, which
-  stay in its cache, and on a GPU; with tiny blocks on a CPU there is no target.
+  into one region: at most the time of the same chain apart, on a CPU with blocks of 16 KiB, small
+  enough for its cache, and on a GPU; with tiny blocks on a CPU there is no target.
 * On a GPU, items that do nothing, from submission to report, beside the same launched one by one
   from Python and as a CUDA graph. Skipped without a GPU; no target.
 

@@ -59,6 +59,10 @@ enum class MegaCode : uint32_t {
     JoinAccumulates = 305,
     Cycle = 306,           // it waits for `other`, too, which waits for the region
     WaitsForOther = 307,   // it waits for `other`, too, which may end after the region begins
+    // Of a queue alone, a submission is not joined to the last one that it waits for:
+    OtherPriority = 311,
+    OtherBatch = 312,      // that one was submitted in an earlier batch
+    NoValue = 313,         // it reads nothing that that one writes
     // A read of bytes that nobody wrote; `other` is the access, from 0 on:
     NeverWritten = 401,
 };

@@ -179,18 +179,18 @@ void MegaPublisher::plan_job(const MegaBatch& batch, uint32_t job, std::span<con
 }
 
 // Joins a job to the last one that it waits for, or says why not.
-MegaApart MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<const uint32_t> producers,
+MegaCode MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<const uint32_t> producers,
                               std::span<const MegaAccess> accesses) {
     const uint32_t known = uint32_t(rows.size()), last = producers.back() & ~MEGA_VALUE;
-    if (last < known) return MegaApart::OtherBatch;
+    if (last < known) return MegaCode::OtherBatch;
     const uint32_t before = last - known;
     const MegaJob &one = batch.jobs[before], &other = batch.jobs[job];
     Region& region = m_regions[before];
-    if ((m_ops[one.op].flags | m_ops[other.op].flags) & MEGA_IN_ORDER) return MegaApart::Accumulates;
-    if (blocks_of(one) != blocks_of(other)) return MegaApart::Blocks;
-    if (one.priority != other.priority) return MegaApart::Priority;
-    if (region.has_follower) return MegaApart::HasFollower;
-    if (!(producers.back() & MEGA_VALUE)) return MegaApart::NoValue;
+    if ((m_ops[one.op].flags | m_ops[other.op].flags) & MEGA_IN_ORDER) return MegaCode::JoinAccumulates;
+    if (blocks_of(one) != blocks_of(other)) return MegaCode::DifferentBlocks;
+    if (one.priority != other.priority) return MegaCode::OtherPriority;
+    if (region.has_follower) return MegaCode::HasFollower;
+    if (!(producers.back() & MEGA_VALUE)) return MegaCode::NoValue;
     // All else must be over when the region begins, or be part of it; and what it reads must be there then.
     const uint32_t head = head_of(before), first = head ? m_wait_end[head - 1] : 0;
     const std::span<const uint32_t> of_head(m_producers.data() + first, m_wait_end[head] - first);
@@ -198,7 +198,7 @@ MegaApart MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<co
         const uint32_t order = each & ~MEGA_VALUE;
         if (order >= known && head_of(order - known) == head) continue;
         const auto is_it = [&](uint32_t waited) { return waited == each || waited == (order | MEGA_VALUE); };
-        if (std::none_of(of_head.begin(), of_head.end(), is_it)) return MegaApart::WaitsForOther;
+        if (std::none_of(of_head.begin(), of_head.end(), is_it)) return MegaCode::WaitsForOther;
     }
     if (blocks_of(other) > 1) {
         MegaTouched& touched = m_touched[head];
@@ -206,13 +206,13 @@ MegaApart MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<co
             const uint32_t from = head ? batch.access_end[head - 1] : 0;
             touched.add(std::span(batch.accesses).subspan(from, batch.access_end[head] - from));
         }
-        if (!touched.are_apart(accesses)) return MegaApart::NotBlockwise;
+        if (!touched.are_apart(accesses)) return MegaCode::NotBlockwise;
         touched.add(accesses);
     }
     region.has_follower = true;
     m_regions[job].head = head;
     m_regions[job].follows = before;
-    return MegaApart::None;
+    return MegaCode::None;
 }
 
 void MegaPublisher::note(std::span<const uint32_t> producers) {
@@ -292,7 +292,7 @@ bool MegaPublisher::write_job(const MegaBatch& batch, uint32_t number, const uin
                                   soon};
     if (!m_workers.write(entry)) return false;
     m_places[place] = {order, uint32_t(producers.size()), batch_place};
-    rows.push_back({job.op, blocks, 0, NOTHING, follows, MegaSubmissionState::Open, uint8_t(job.priority), region.apart});
+    rows.push_back({job.op, blocks, 0, NOTHING, follows, MegaSubmissionState::Open, uint8_t(job.priority), uint16_t(region.apart)});
     totals.joined += follows != NOTHING;
     m_place_of.push_back(place);
     m_free_slots -= blocks;

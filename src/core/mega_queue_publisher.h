@@ -80,7 +80,7 @@ class MegaPublisher {
     void reset();
     void begin_tracking();
     void plan_job(const MegaBatch& batch, uint32_t job, std::span<const MegaAccess> accesses);
-    MegaApart join(const MegaBatch& batch, uint32_t job, std::span<const uint32_t> producers,
+    MegaCode join(const MegaBatch& batch, uint32_t job, std::span<const uint32_t> producers,
                    std::span<const MegaAccess> accesses);
     uint32_t twin_of(const MegaBatch& batch, uint32_t job, const uint64_t* values, uint32_t first_access);
     void note(std::span<const uint32_t> producers);
@@ -89,7 +89,6 @@ class MegaPublisher {
     bool write_job(const MegaBatch& batch, uint32_t number, const uint64_t* values, uint32_t batch_place,
                    std::span<uint32_t> producers);
     void finish(const MegaFinished& each, std::span<const MegaItemFault> own_faults);
-    uint32_t place_of(uint32_t order) const { return m_place_of[order]; }
     uint32_t head_of(uint32_t job) const { return m_regions[job].follows == MEGA_NOTHING ? job : m_regions[job].head; }
 
     const MegaQueueOptions m_options;
@@ -119,7 +118,7 @@ class MegaPublisher {
         uint32_t follows = MEGA_NOTHING;  // the job that it is joined to
         uint32_t head = MEGA_NOTHING;     // then the first job of its region
         bool has_follower = false;
-        MegaApart apart = MegaApart::None;
+        MegaCode apart = MegaCode::None;
     };
     std::vector<Region> m_regions;        // by job
     std::map<uint32_t, MegaTouched> m_touched;  // by head, of those with several blocks

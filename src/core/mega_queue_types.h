@@ -6,7 +6,7 @@
 
 #include "brickline/launch.h"
 #include "brickline/megakernel_queue.h"
-#include "mega_hazards.h"
+#include "mega_planning.h"
 
 namespace brickline {
 
@@ -118,27 +118,13 @@ enum class MegaSubmissionState : uint8_t {
     Alias = 5,  // another one of its batch computes the same into the same memory: see its state
 };
 
-// Why a submission is not joined to one that it waits for. Numbers are stable, and those of MegaCode
-// where it is the same.
-enum class MegaApart : uint16_t {
-    None = 0,
-    Blocks = 302,        // it has another number of blocks
-    NotBlockwise = 303,  // a block may touch what another block of the region writes, or the reverse
-    HasFollower = 304,   // another one is joined to that already
-    Accumulates = 305,   // blocks of one of them run one after the other
-    WaitsForOther = 307, // it waits for something else, too
-    Priority = 311,      // it has another priority
-    OtherBatch = 312,    // that one was submitted in an earlier batch
-    NoValue = 313,       // it reads nothing that that one writes
-};
-
 struct MegaSubmissionRow {
     uint32_t op, items, done;
     uint32_t alias;    // of an Alias, the one that computes it, counted as rows are
     uint32_t follows;  // the one that it is joined to, counted as rows are; MEGA_NOTHING: none
     MegaSubmissionState state;
     uint8_t priority;
-    MegaApart apart = MegaApart::None;
+    uint16_t apart = 0;  // MegaCode: why it is not joined to one that it waits for
 };
 static_assert(sizeof(MegaSubmissionRow) == 24);
 

@@ -114,17 +114,15 @@ def block_bytes(param: Param) -> Expr | None:
 
     None where that cannot be shown, or depends on more than block_x.
     """
-    if param.touches is None:
+    found = None if param.touches is None else _touched(param.touches, ())
+    if found is None:
         return None
-    begin, end = param.touches
+    begin, end = found
     try:
         size = begin.substitute({"block_x": BLOCK_INDEX[0] + 1}) - begin
         is_first_at_0 = begin.substitute({"block_x": Expr.of(0)}).value == 0
         is_within = _is_never_below(begin + size, end)
     except SymbolicError:  # an expression grew too large
         return None
-    places = {index.name for index in BLOCK_INDEX}
-    if places & {each.name for each in size.variables} or not (is_first_at_0 and is_within):
-        return None
-    others = {index.name for index in BLOCK_INDEX[1:]}
-    return None if others & {each.name for each in begin.variables | end.variables} else size
+    is_fixed = BLOCK_INDEX[0].name not in {each.name for each in size.variables}
+    return size if is_fixed and is_first_at_0 and is_within else None

@@ -121,7 +121,7 @@ class Megakernel:
                 the same block writes is executed item after item by one worker. Default True.
             prove: Whether every batch is proved free of races, cycles and waits without a producer
                 before it is published, by a validator that shares no code with the planner. Takes
-                time in proportion to what is open, too. Default False.
+                longer the more is open. Default False.
             profiler: Who is told a tile for each item and a trace for each submission, with every
                 report that finds the queue empty; items are then recorded as with trace. Default
                 None: nobody.

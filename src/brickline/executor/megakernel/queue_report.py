@@ -136,7 +136,7 @@ def queue_report(
 
 
 def _missing_aliases(rows: NDArray[Any], state: int) -> int:
-    """Return how many items of deduped submissions are not there, as the ones that ended so."""
+    """Return how many items are not there because what they repeat ended in a state."""
     deduped = rows[rows["state"] == ALIAS]
     ended = deduped[rows["state"][deduped["alias"]] == state]
     return int(ended["items"].sum()) - int(ended["done"].sum())

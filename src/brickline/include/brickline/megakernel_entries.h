@@ -49,13 +49,10 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= MEGA_WORKER_BYTES);
 
-__device__ __forceinline__ uint32_t address(const void* shared) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 // Whether a barrier of one phase was arrived at.
 __device__ __forceinline__ bool is_over(uint64_t& barrier) { return platform::is_phase_over_now(&barrier, 0); }
 __device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t size_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(platform::shared_address(barrier)),
                  "r"(size_bytes)
                  : "memory");
 }
@@ -66,8 +63,8 @@ __device__ __forceinline__ void end_reads_before_copy() {
 __device__ __forceinline__ void copy_rows(void* to, const void* from, uint32_t size_bytes, uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            address(to)),
-        "l"(__cvta_generic_to_global(from)), "r"(size_bytes), "r"(address(barrier))
+            platform::shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(size_bytes), "r"(platform::shared_address(barrier))
         : "memory");
 }
 __device__ __forceinline__ void ask_for(const void* line) {

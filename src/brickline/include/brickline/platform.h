@@ -87,12 +87,16 @@ BRICKLINE_INLINE To load_streamed(const void* from) {
     copy_bits(to, words);
     return to;
 }
+// As instructions name a place in shared memory.
+BRICKLINE_INLINE uint32_t shared_address(const void* near) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(near));
+}
 // From shared memory.
 template <class To>
 BRICKLINE_INLINE To load_near(const void* from) {
     static_assert(sizeof(To) % 16 == 0, "it is read in accesses of 16 bytes");
     Words<To> words;
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(from));
+    const uint32_t address = shared_address(from);
     int k = 0;
     BRICKLINE_UNROLL
     for (uint4& word : words.word)
@@ -145,9 +149,7 @@ BRICKLINE_INLINE void wait_for_others() {
 // it goes on when it is full.
 BRICKLINE_INLINE void make_barrier(uint64_t* barrier, uint32_t count) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-                 "r"(count)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
                  : "memory");
 #endif
 }
@@ -158,7 +160,7 @@ BRICKLINE_INLINE bool is_phase_over(uint64_t* barrier, uint32_t phase) {
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(is_over)
-        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
+        : "r"(shared_address(barrier)), "r"(phase)
         : "memory");
     return is_over;
 #else
@@ -173,7 +175,7 @@ BRICKLINE_INLINE bool is_phase_over_now(uint64_t* barrier, uint32_t phase) {
         "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(is_over)
-        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "r"(phase)
+        : "r"(shared_address(barrier)), "r"(phase)
         : "memory");
     return is_over;
 #else
@@ -189,9 +191,7 @@ BRICKLINE_INLINE uint64_t wait_for_phase(uint64_t* barrier, uint32_t phase) {
 }
 BRICKLINE_INLINE void arrive(uint64_t* barrier, uint32_t count) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-                 "r"(count)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
                  : "memory");
 #endif
 }
@@ -224,8 +224,9 @@ inline constexpr uint32_t MOST_LANES = 1024;
 BRICKLINE_INLINE void make_barriers_of_parts() {
     if (threadIdx.x < 2) make_barrier(barrier_of_part(ITEM_BARRIER + threadIdx.x), MOST_LANES);
 }
-BRICKLINE_INLINE void wait_in_part(uint32_t barrier, uint32_t lanes) {  // the first lane arrives for those that are not there
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(barrier_of_part(barrier)));
+// The first lane arrives for those that the block has not.
+BRICKLINE_INLINE void wait_in_part(uint32_t barrier, uint32_t lanes) {
+    const uint32_t address = shared_address(barrier_of_part(barrier));
     uint64_t state;
     asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1], %2;"
                  : "=l"(state)
