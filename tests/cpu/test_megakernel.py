@@ -434,7 +434,8 @@ def test_a_worker_that_is_stopped_while_it_waits_has_waited(cache: KernelCache) 
     with pytest.raises(DeadlineReached):
         prepared()
     (waited,) = (each for each in prepared.report.workers if not each.work_ns)
-    assert waited.dependency_wait_ns > 50e6
+    # All the time that it was there: how long that is depends on when its thread was run.
+    assert waited.dependency_wait_ns > 0.9 * (waited.end_ns - waited.begin_ns) > 0
 
 
 def test_executed_items_of_a_faulted_plan_are_counted(cache: KernelCache) -> None:
