@@ -77,4 +77,17 @@ std::string MegaQueueProof::prove(const MegaBatch& batch, uint32_t first, std::s
     return verdict.breach == MegaBreach::None ? "" : words_of(verdict, orders);
 }
 
+void MegaQueueProof::finish(uint32_t order) {
+    m_over.assign(1, order);
+    while (!m_over.empty()) {
+        const auto found = m_open.find(m_over.back());
+        m_over.pop_back();
+        if (found == m_open.end()) continue;
+        const MegaDecision& decision = found->second.decision;
+        m_over.insert(m_over.end(), decision.waits.begin(), decision.waits.end());
+        if (decision.follows != MEGA_NOTHING) m_over.push_back(decision.follows);
+        m_open.erase(found);
+    }
+}
+
 }  // namespace brickline

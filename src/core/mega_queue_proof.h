@@ -27,7 +27,9 @@ class MegaQueueProof {
 
     // "" or what is wrong, in words. Jobs have the orders from `first` on, and are open from here on.
     std::string prove(const MegaBatch& batch, uint32_t first, std::span<const MegaDecision> decisions);
-    void finish(uint32_t order) { m_open.erase(order); }
+    // So is whatever it waited for: a worker releases others before it hands in what it has finished, so
+    // these may be told of later, or in another order.
+    void finish(uint32_t order);
     void forget() { m_open.clear(); }
 
   private:
@@ -40,6 +42,7 @@ class MegaQueueProof {
 
     const std::vector<MegaQueueOp> m_ops;
     std::map<uint32_t, Open> m_open;  // by order
+    std::vector<uint32_t> m_over;     // room for finish()
 };
 
 }  // namespace brickline

@@ -627,6 +627,20 @@ void check_proof() {
     check(begins(proof.prove(second, 1, std::vector<MegaDecision>(1)), "MK406"), "a race with an earlier batch");
     later.finish(0);
     check(later.prove(second, 1, std::vector<MegaDecision>(1)).empty(), "none with what is over");
+    // A chain ends before its first submissions are known to have ended: they are over, too.
+    const auto last = task(2, 3, 2, true), again = task(3, 0, 2, true);
+    MegaBatch chain, after;
+    for (Task* each : {one.get(), two.get(), last.get()}) add_job(chain, world, *each);
+    add_job(after, world, *again);
+    for (const bool is_joined : {false, true}) {
+        MegaQueueProof ended(pure);
+        const MegaDecision follows = is_joined ? MegaDecision{{}, 1} : MegaDecision{{1}};
+        check(ended.prove(chain, 0, std::vector<MegaDecision>{{}, {{0}}, follows}).empty(), "a chain");
+        MegaQueueProof open = ended;
+        check(begins(open.prove(after, 3, std::vector<MegaDecision>(1)), "MK406"), "it is open");
+        ended.finish(2);
+        check(ended.prove(after, 3, std::vector<MegaDecision>(1)).empty(), "what the last one waited for is over");
+    }
 }
 
 // A batch of more bytes than a ring of commands holds, and one with more ties than there are edges.
