@@ -268,9 +268,9 @@ void MegaThreadMemory::rest(Turn& turn, MegaHand& hand) {
 }
 
 void MegaThreadMemory::tell_host(MegaOpen open) {
-    if (open.before == open.after) return;
+    if (open.most == 0) return;
     const uint32_t wanted = wake_at.load(std::memory_order_seq_cst);
-    if (wanted != MEGA_NOTHING && open.before > wanted && open.after <= wanted) host_bell.ring_all();
+    if (wanted != MEGA_NOTHING && open.most > wanted && open.fewest <= wanted) host_bell.ring_all();
 }
 
 bool MegaThreadMemory::is_retried(uint32_t code) const {

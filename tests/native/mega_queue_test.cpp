@@ -13,6 +13,7 @@
 
 #include "clock.h"
 #include "mega_queue.h"
+#include "mega_queue_memory.h"
 #include "mega_queue_proof.h"
 #include "native_test.h"
 #include "simulated_queue.h"
@@ -590,6 +591,32 @@ void check_waking() {
     check(true, "sleeping workers are woken");
 }
 
+// A host that waits until few are open is woken by who makes them so few, however many are opened meanwhile.
+void check_open_of_a_round() {
+    using Atomics = platform::Atomics;
+    MegaThreadMemory memory(options(1, 16), ops());
+    const MegaQueue& queue = memory.queue;
+    const auto submit = [&](uint32_t first, uint32_t count) {
+        for (uint32_t k = first; k < first + count; ++k) {
+            mega_publish_item<Atomics>(queue, k, k, 0, MEGA_NOTHING);
+            mega_begin<Atomics>(queue, k, k, 1, 0, k, 2);
+            if (k > first) queue.submissions[k - 1].link = k;
+        }
+    };
+    submit(0, 2);
+    queue.submissions[0].outcome = MEGA_FAULT_SKIPPED;  // over as soon as it is admitted
+    check(mega_commit<Atomics>(queue, 0, 2), "two are committed");
+    MegaWorker<Atomics> worker(queue, 0, 0);
+    const auto feed = [&](uint32_t, const MegaSlot&) {
+        submit(2, 6);
+        return mega_commit<Atomics>(queue, 2, 6) ? 0u : 1u;
+    };
+    const auto is_retried = [](uint32_t) { return false; };
+    check(worker.round(feed, is_retried, [] {}) == MegaRound::Executed, "one is executed");
+    check_equal(worker.open().fewest, 1u, "one was left before more came");
+    check_equal(worker.open().most, 7u, "and seven were there when it ended");
+}
+
 // What a publisher must not decide is found, one by one.
 void check_proof() {
     World world(4);
@@ -702,6 +729,7 @@ void check_all(uint32_t rounds) {
 int main() {
     watchdog(280);
     check_proof();
+    check_open_of_a_round();
     check_all(has_time() ? 20 : UNDER_TSAN ? 4 : 6);
     g_is_on_device = true;
     for (g_ring_bits = 0; g_ring_bits <= 2; g_ring_bits += 2) {

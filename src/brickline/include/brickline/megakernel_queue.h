@@ -336,9 +336,10 @@ enum class MegaRound : uint32_t {
     Executed,  // an item
 };
 
-// Submissions that were open before and after a step.
+// Submissions that were open when a worker closed some: the most before and the fewest after it. Others
+// open and close some meanwhile, so neither comes first.
 struct MegaOpen {
-    uint32_t before, after;
+    uint32_t most, fewest;
 };
 
 // One worker. Trivially copied: everything that others see lies in the queue.
@@ -353,7 +354,7 @@ public:
     // between taking an item and executing it.
     template <class Execute, class IsRetried, class Prepare>
     BRICKLINE_INLINE MegaRound round(Execute execute, IsRetried is_retried, Prepare prepare) {
-        m_open = {0, 0};
+        m_open = {0, MEGA_NOTHING};
         // All that was committed comes first: something urgent may be behind what is not.
         bool is_admitted = false, is_cut = false;
         do {
@@ -382,7 +383,7 @@ public:
         m_requeued = M::peek(own_words() + MEGA_REQUEUED_WORD);
     }
 
-    // Of the last round.
+    // Of the last round; { 0, MEGA_NOTHING } where it closed none.
     BRICKLINE_INLINE MegaOpen open() const { return m_open; }
 
     // The steps of a round, for those who put it together themselves.
@@ -596,8 +597,8 @@ private:
             is_skipped = true;
         }
         const uint32_t before = M::add(&m_queue->control->open, 0u - count);
-        if (m_open.before == 0) m_open.before = before;
-        m_open.after = before - count;
+        if (before > m_open.most) m_open.most = before;
+        if (before - count < m_open.fewest) m_open.fewest = before - count;
     }
 
     BRICKLINE_INLINE void hand_back(uint32_t number) {
@@ -613,7 +614,7 @@ private:
     uint32_t m_number, m_retry_limit;
     uint32_t m_picks = 0, m_skipped = 0, m_requeued = 0;
     uint32_t m_follower = MEGA_NOTHING, m_followed = 0;
-    MegaOpen m_open = {0, 0};
+    MegaOpen m_open = {0, MEGA_NOTHING};
 };
 
 }  // namespace brickline
