@@ -349,9 +349,10 @@ void MegaQueueDevice::set_deadline(uint64_t deadline_ns) {
     const uint64_t now_ns = monotonic_ns();
     uint64_t left_ns = ~0ull;
     if (deadline_ns != MEGA_FOREVER) left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
-    Atomics::poke(&m_host->left[0], uint32_t(left_ns));
-    Atomics::poke(&m_host->left[1], uint32_t(left_ns >> 32));
-    Atomics::store(&m_host->deadlines, m_host->deadlines + 1);
+    const uint32_t number = m_host->deadlines + 1;
+    Atomics::store(&m_host->left[number & 1][0], uint32_t(left_ns));
+    Atomics::store(&m_host->left[number & 1][1], uint32_t(left_ns >> 32));
+    Atomics::store(&m_host->deadlines, number);
 }
 
 template <class Condition>

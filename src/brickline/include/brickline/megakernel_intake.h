@@ -37,8 +37,9 @@ struct alignas(64) MegaHostWords {
     uint32_t mode;           // MegaQueueMode that is wanted
     uint32_t stop;           // other than 0: Stopped, whoever says so
     uint32_t deadlines;      // counts deadlines that were set
-    uint32_t left[2];        // ns until the last one, low half first; all ones: there is none
-    uint32_t padding[10];
+    uint32_t left[2][2];     // ns until the last one, low half first; all ones: there is none. Even and
+                             // odd ones in turn: who reads the last one may do so while the next is written
+    uint32_t padding[8];
 };
 
 // Written by the intake alone.
@@ -215,18 +216,25 @@ private:
         }
         if (m_staged) return;  // the host is in the middle of a batch
         const uint64_t now = m_team.now_ns();
-        const uint32_t deadlines = H::load(&host.deadlines);
-        if (deadlines != m_deadlines) {
-            const uint64_t left = H::peek(&host.left[0]) | uint64_t{H::peek(&host.left[1])} << 32;
-            m_deadline = left == ~uint64_t{0} ? left : now + left;
-            m_deadlines = deadlines;
-        }
+        if (H::load(&host.deadlines) != m_deadlines) read_deadline();
         const MegaQueueMode wanted = static_cast<MegaQueueMode>(H::load(&host.mode));
         if (H::load(&host.stop)) leave(MegaQueueMode::Stopped);
         else if (now >= m_deadline || wanted == MegaQueueMode::Expired) leave(MegaQueueMode::Expired);
         else if (found || m_shared.tail != m_head || M::load(&m_queue.control->open) != 0) m_idle_since = 0;
         else if (m_idle_since == 0) m_idle_since = now;
         else if (wanted == MegaQueueMode::Resting || now - m_idle_since >= m_launch.rest_ns) rest();
+    }
+
+    // Where another one comes meanwhile, that is read with the next look.
+    BRICKLINE_INLINE void read_deadline() {
+        const MegaHostWords& host = *m_launch.host;
+        const uint32_t deadlines = H::load(&host.deadlines);
+        const uint32_t* const words = host.left[deadlines & 1];
+        const uint32_t low = H::load(words), high = H::load(words + 1);
+        if (H::load(&host.deadlines) != deadlines) return;
+        const uint64_t left = low | uint64_t{high} << 32, now = m_team.now_ns();
+        m_deadline = left > ~now ? ~uint64_t{0} : now + left;
+        m_deadlines = deadlines;
     }
 
     BRICKLINE_INLINE void leave(MegaQueueMode mode) {
