@@ -56,7 +56,9 @@ void MegaBell::wait(uint32_t seen, uint64_t until_ns) {
 
 void MegaBell::ring_one() {
     if (!has_sleepers() || m_is_ringing.exchange(true, std::memory_order_seq_cst)) return;
+    platform::hold_up();
     m_count.fetch_add(1, std::memory_order_seq_cst);
+    platform::hold_up();
     // Who was not asleep yet sees the count, and looks again.
     if (::syscall(SYS_futex, &m_count, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0) < 1)
         m_is_ringing.store(false, std::memory_order_seq_cst);
@@ -269,6 +271,7 @@ void MegaThreadMemory::rest(Turn& turn, MegaHand& hand) {
 
 void MegaThreadMemory::tell_host(MegaOpen open) {
     if (open.most == 0) return;
+    platform::hold_up();
     const uint32_t wanted = wake_at.load(std::memory_order_seq_cst);
     if (wanted != MEGA_NOTHING && open.most > wanted && open.fewest <= wanted) host_bell.ring_all();
 }

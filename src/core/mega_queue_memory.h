@@ -21,7 +21,11 @@ class MegaBell {
     void sleep(Condition is_over, uint64_t until_ns) {
         m_sleepers.fetch_add(1, std::memory_order_seq_cst);
         const uint32_t seen = m_count.load(std::memory_order_seq_cst);
-        if (!is_over()) wait(seen, until_ns);
+        if (!is_over()) {
+            platform::hold_up();
+            wait(seen, until_ns);
+        }
+        platform::hold_up();
         m_sleepers.fetch_sub(1, std::memory_order_seq_cst);
         m_is_ringing.store(false, std::memory_order_seq_cst);
     }

@@ -478,29 +478,43 @@ BRICKLINE_INLINE void atomic_add(T* to, T value) {
                                         __ATOMIC_RELAXED));
 }
 
+// Tests of threads hold them up before any step, so that they meet where they seldom do.
+#ifdef BRICKLINE_HELD_UP
+void hold_up();
+#else
+BRICKLINE_INLINE void hold_up() {}
+#endif
+
 // As above. What reads and writes at once is also in one order with all others that do, so that who
 // goes to sleep and who has work for him see each other.
 struct Atomics {
     static BRICKLINE_INLINE uint32_t load(const uint32_t* word) {
+        hold_up();
         return __atomic_load_n(word, __ATOMIC_ACQUIRE);
     }
     static BRICKLINE_INLINE void store(uint32_t* word, uint32_t value) {
+        hold_up();
         __atomic_store_n(word, value, __ATOMIC_RELEASE);
     }
     static BRICKLINE_INLINE uint32_t peek(const uint32_t* word) {
+        hold_up();
         return __atomic_load_n(word, __ATOMIC_RELAXED);
     }
     static BRICKLINE_INLINE void poke(uint32_t* word, uint32_t value) {
+        hold_up();
         __atomic_store_n(word, value, __ATOMIC_RELAXED);
     }
     static BRICKLINE_INLINE bool replace(uint32_t* word, uint32_t expected, uint32_t value) {
+        hold_up();
         return __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_SEQ_CST,
                                            __ATOMIC_ACQUIRE);
     }
     static BRICKLINE_INLINE uint32_t add(uint32_t* word, uint32_t value) {
+        hold_up();
         return __atomic_fetch_add(word, value, __ATOMIC_SEQ_CST);
     }
     static BRICKLINE_INLINE uint32_t exchange(uint32_t* word, uint32_t value) {
+        hold_up();
         return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);
     }
 };
