@@ -384,6 +384,14 @@ class _Scope:
             self.expression(byte, f"{place}, touches[{which}]", more=BLOCK_INDEX)
             for which, byte in enumerate(argument.touches)
         )
+        with declaring(f"{self.where}, {place}, touches"):
+            most = (end - first).high
+        if most < 1:
+            raise KernelError(
+                f"expected touches as (first byte, end), the end after it, got ({first}, {end}) - "
+                f"at {self.where}, {place}; name the first byte of a block, then the one after its "
+                "last"
+            )
         return replace(argument, shape=shape, strides=strides, touches=(first, end))
 
 

@@ -17,6 +17,7 @@ APART = {
     311: "it has another priority",
     312: "that one was submitted in an earlier batch",
     313: "it reads nothing that that one writes",
+    314: "the queue was made with fuse=False",
 }
 """Why a submission is not joined to the last one that it waits for, by the number after MK."""
 MOST_LINES = 100

@@ -63,6 +63,7 @@ enum class MegaCode : uint32_t {
     OtherPriority = 311,
     OtherBatch = 312,      // that one was submitted in an earlier batch
     NoValue = 313,         // it reads nothing that that one writes
+    FuseOff = 314,         // nothing is joined: the queue was made so
     // A read of bytes that nobody wrote; `other` is the access, from 0 on:
     NeverWritten = 401,
 };

@@ -228,6 +228,7 @@ void MegaQueueEngine::clear() {
     m->collect();
     m->cancel(m_workers->look());
     m_workers->reset();
+    run_on();
 }
 
 void MegaQueueEngine::begin_again() {

@@ -170,9 +170,10 @@ void MegaPublisher::plan_job(const MegaBatch& batch, uint32_t job, std::span<con
         const bool is_value = std::binary_search(m_read_from.begin(), m_read_from.end(), producer);
         m_producers.push_back(producer | (is_value ? MEGA_VALUE : 0));
     }
-    if (m_options.is_fusing && m_producers.size() > begin && !m_is_missing[job]) {
+    if (m_producers.size() > begin && !m_is_missing[job]) {
         Region& region = m_regions[job];
-        region.apart = join(batch, job, std::span(m_producers).subspan(begin), accesses);
+        region.apart = m_options.is_fusing ? join(batch, job, std::span(m_producers).subspan(begin), accesses)
+                                           : MegaCode::FuseOff;
         if (region.follows != NOTHING) m_producers.resize(begin);
     }
     m_wait_end.push_back(uint32_t(m_producers.size()));

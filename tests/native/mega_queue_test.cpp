@@ -449,6 +449,7 @@ void check_clear() {
     check_equal(engine.totals().cancelled, 100u, "is cancelled");
     check_equal(engine.free_slots(), 256u, "slots are free");
     check_equal(engine.open(), 0u, "nothing is open");
+    check(engine.state() == MegaQueueState::Running, "workers are there again");
     engine.begin_again();
     MegaBatch more;
     add_note(more, *order, 1, 7, 2);

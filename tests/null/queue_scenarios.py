@@ -388,7 +388,7 @@ def test_submissions_are_apart_for_a_reason(side: Side) -> None:
     found = {number: int(report.tasks.apart[number]) for number in begun}
     expected = [312, 305, 0, 302, 311, 0, 303, 303, 0, 0, 307, 0, 304, 313]
     assert list(found.values()) == expected
-    assert set(expected) - {0} == set(APART)
+    assert set(expected) - {0} == set(APART) - {314}  # of queues that join nothing
     assert f"submission {begun[3]}: MK302: it has another number of blocks" in (
         report.explain_regions()
     )
@@ -403,7 +403,9 @@ def test_nothing_is_joined_where_that_is_not_wanted(side: Side) -> None:
             mega.submit("scale", [x], [y], [64, 2.0])
             mega.submit("scale", [y], [z], [64, 2.0])
         report = mega.drain()
-    assert report.explain_regions() == "2 submissions in 2 regions"
+    assert report.explain_regions() == (
+        "2 submissions in 2 regions\nsubmission 1: MK314: the queue was made with fuse=False"
+    )
     assert side.read(z)[0] == 4
 
 
@@ -665,6 +667,7 @@ def test_clear_cancels_what_remains(side: Side) -> None:
         mega.submit_many("scale", [y], [side.floats(50, 1)], {"n": 1, "by": 1.0})
         side.later(0.1, gate)
         report = mega.clear()
+        assert mega.state == "running"
         assert report.items_processed + report.items_remaining == 51
         assert report.items_processed >= 1
         x, z = side.ones(64), side.floats(64)
