@@ -560,7 +560,7 @@ def test_a_file_is_written_at_the_end(tmp_path: Path) -> None:
         pass
     assert not (tmp_path / "none.json").exists()  # nothing was submitted
     with Megakernel("CPU", OPS) as mega:
-        assert mega._log is None
+        assert mega._feed.log is None
 
 
 @pytest.mark.parametrize(

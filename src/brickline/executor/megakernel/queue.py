@@ -11,14 +11,11 @@ from __future__ import annotations
 import operator
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from brickline import _core
 from brickline.buffers import Buffer
@@ -26,9 +23,9 @@ from brickline.cache import KernelCache
 from brickline.device.base import Device, open_device
 from brickline.errors import DeviceError
 from brickline.executor.megakernel.queue_arguments import QueueOp
+from brickline.executor.megakernel.queue_feed import Feed
 from brickline.executor.megakernel.queue_held import Held
 from brickline.executor.megakernel.queue_options import (
-    FOREVER,
     MAX_SLOTS,
     Priority,
     checked_name,
@@ -43,15 +40,10 @@ from brickline.executor.megakernel.queue_options import (
 )
 from brickline.executor.megakernel.queue_places import place_of
 from brickline.executor.megakernel.queue_recording import QueueRecorder, checked_path
-from brickline.executor.megakernel.queue_refusals import (
-    column_text,
-    failed_error,
-    hung_error,
-    refusal,
-)
+from brickline.executor.megakernel.queue_refusals import dead_error, failed_error, refusal
 from brickline.executor.megakernel.queue_report import Period, queue_report
 from brickline.executor.megakernel.telling import tell_profiler
-from brickline.kernel import Kernel, Scalar
+from brickline.kernel import Kernel
 from brickline.megakernel_report import MegakernelReport
 from brickline.megakernel_tables import TaskState
 from brickline.profiler import BrickProfiler
@@ -178,14 +170,13 @@ class Megakernel:
         self._ops = place.compile(kernels, compiler)
         self._is_warm = compiler.statistics.compilations == before
         self._profiler, self._reports = profiler, 0
-        self._limits = place.limits
         self._trace = recorded
         self._retries = (tuple(codes), limit)
         self._held = Held()
         try:
             self._core = _core.MegaQueueCore(
                 [op.row() for op in self._ops.values()],
-                self._limits,
+                place.limits,
                 {
                     "workers": self.workers,
                     "slots": self.slots,
@@ -205,11 +196,12 @@ class Megakernel:
         except RuntimeError as error:  # the driver's words
             raise DeviceError(f"{where}: {error}") from error
         self._lock = threading.Lock()
-        self._batch: list[Buffer] | None = None
-        self._pending = 0
-        self._period = Period(launches=place.starts)
+        self._feed = Feed(
+            self._core, where, tuple(self._ops), place, self.slots, self.memory_budget, self._held
+        )
         self._is_closed = False
-        self._log = None if self._log_path is None else QueueRecorder(self)
+        if self._log_path is not None:
+            self._feed.log = QueueRecorder(self)
         self._end = weakref.finalize(self, _shut, self._core)
 
     # ---------------------------------------------------------------------------------- submitting
@@ -251,10 +243,7 @@ class Megakernel:
             given = known.place(where, reads, writes, params)
             columns, held = known.columns(where, given, None)
             self._follow(where, stream)
-            number = self._append(known, where, 1, columns, held, level, given)
-            if self._batch is None:
-                number = self._publish(where, held, wait=wait)
-            return number
+            return self._feed.submit(known, where, 1, columns, held, level, given, wait=wait)
         finally:
             self._lock.release()
 
@@ -302,9 +291,7 @@ class Megakernel:
             if not total:
                 return range(self._core.next, self._core.next)
             self._follow(where, stream)
-            number = self._append(known, where, total, columns, held, level, given)
-            if self._batch is None:
-                number = self._publish(where, held, wait=wait)
+            number = self._feed.submit(known, where, total, columns, held, level, given, wait=wait)
             return range(number, number + total)
 
     @contextmanager
@@ -320,17 +307,14 @@ class Megakernel:
         with self._using("batch"):
             flag_of(f"{self._where}, batch", "wait", wait)
             self._check_no_batch("batch")
-            self._batch = []
+            self._feed.begin_batch()
         try:
             yield
         except BaseException:
-            self._core.discard()
-            self._batch, self._pending = None, 0
+            self._feed.drop_batch()
             raise
         with self._using("batch"):
-            held, self._batch = self._batch, None
-            if held is not None and self._core.pending:
-                self._publish(f"{self._where}, a batch", held, wait=wait)
+            self._feed.end_batch(wait=wait)
 
     # ------------------------------------------------------------------------------------- waiting
 
@@ -381,9 +365,9 @@ class Megakernel:
             seconds = seconds_of(f"{self._where}, timeout", timeout)
             if self._core.wait(found, seconds) == "hung":
                 raise self._hung()
-            self._release()
-            if self._log is not None:
-                self._log.settle()
+            self._feed.release()
+            if self._feed.log is not None:
+                self._feed.log.settle()
             return _STATES[self._core.state_of(found)]
 
     def stop(self) -> None:
@@ -448,9 +432,9 @@ class Megakernel:
         self._is_closed = True
         was_dead = self._core.state == "dead"
         ended = self._end() if self._end.alive else ""
-        if self._log is not None and self._log_path is not None and ended != "foreign":
-            self._log.finish("hung" if was_dead else str(ended))
-            self._log.save(self._log_path, overwrite=self._overwrite)
+        if self._feed.log is not None and self._log_path is not None and ended != "foreign":
+            self._feed.log.finish("hung" if was_dead else str(ended))
+            self._feed.log.save(self._log_path, overwrite=self._overwrite)
         if ended == "hung" and not was_dead:
             raise self._hung()
 
@@ -470,8 +454,8 @@ class Megakernel:
     def open(self) -> int:
         """Submissions that are not finished."""
         found = self._core.open
-        if not found and self._log is not None:
-            self._log.settle_if_idle()
+        if not found and self._feed.log is not None:
+            self._feed.log.settle_if_idle()
         return found
 
     def __enter__(self) -> Megakernel:
@@ -530,7 +514,7 @@ class Megakernel:
             self._lock.release()
 
     def _check_no_batch(self, what: str) -> None:
-        if self._batch is not None:
+        if self._feed.is_collecting:
             raise refusal(
                 "MK510",
                 f"{self._where}, {what}",
@@ -566,129 +550,12 @@ class Megakernel:
         if handle is not None:
             self._core.follow(handle)
 
-    def _append(
-        self,
-        op: QueueOp,
-        where: str,
-        count: int,
-        columns: list[Any],
-        held: list[Buffer],
-        priority: Any,
-        given: Sequence[Any],
-    ) -> int:
-        began_ns = _core.monotonic_ns()
-        if not self._period.began_ns:
-            self._period.began_ns = began_ns
-            self._period.began_unix_ns = time.time_ns()
-        refused = self._core.append(op.number, count, columns, priority)
-        if refused is not None:
-            values = {
-                each.name: value if np.ndim(value) == 0 else value[refused[1]]
-                for each, value in zip(op.kernel.signature, given, strict=True)
-                if isinstance(each, Scalar)
-            }
-            if self._batch is None:
-                self._core.discard()
-            place = f"{where}, submission {refused[1]} of {count}" if count > 1 else where
-            raise refusal("MK507", place, column_text(op.kernel, refused, values, self._limits))
-        if self._log is not None:
-            self._log.append(op, count, columns, held, priority)
-        number = self._core.next + self._pending
-        if self._batch is not None:
-            self._batch += held
-            self._pending += count
-        self._period.append_ns += _core.monotonic_ns() - began_ns
-        return number
-
-    def _publish(self, where: str, held: list[Buffer], *, wait: bool) -> int:
-        self._pending = 0
-        try:
-            flag_of(where, "wait", wait)
-            self._make_room(where, held, wait=wait)
-            if self._log is not None:
-                self._log.begin_batch()
-        except BaseException:
-            self._core.discard()
-            raise
-        if not self._period.published_ns:
-            self._period.published_ns = _core.monotonic_ns()
-        refused, first, jobs, items, finished = self._core.publish(FOREVER if wait else 0.0)
-        for batch in finished:
-            self._held.release(batch)
-        if refused:
-            self._refuse(where, refused, jobs, items)
-        self._held.hold(first, held)
-        if self._log is not None:
-            self._log.published(first)
-        self._period.peak_bytes = max(self._period.peak_bytes, self._held.nbytes)
-        return first
-
-    def _refuse(self, where: str, refused: str, jobs: int, items: int) -> None:
-        if refused in ("grid", "items"):
-            raise refusal(
-                "MK503",
-                where,
-                f"{items} items of {jobs} submissions, expected at most {self.slots}; pass slots= "
-                "to Megakernel, or submit in parts",
-            )
-        if refused == "waiting":
-            raise refusal(
-                "MK510", where, f"{items} items, and the slots are taken; drain first, or wait=True"
-            )
-        if refused == "state":
-            if self._core.state == "dead":
-                raise self._hung()
-            raise refusal("MK505", where, "it was stopped; make another Megakernel")
-        if self._core.failure:
-            raise failed_error(where, self._core.failure)
-        raise refusal(
-            "MK512", where, f"{refused}: {self._core.problem or 'a bug'}; make another Megakernel"
-        )
-
-    def _make_room(self, where: str, held: list[Buffer], *, wait: bool) -> None:
-        """The memory gate: before anything is published."""
-        if self.memory_budget is None:
-            return
-        while True:
-            tables = self._core.tables_bytes
-            needed = tables + self._held.nbytes + self._held.more_with(held)
-            if needed <= self.memory_budget:
-                return
-            if not self._held.batches:
-                raise refusal(
-                    "MK504",
-                    where,
-                    f"its memory and {tables} bytes of tables take {needed} bytes, got a budget of "
-                    f"{self.memory_budget}; submit in parts, or pass a larger memory_budget",
-                )
-            if not wait:
-                raise refusal(
-                    "MK510",
-                    where,
-                    f"{needed} bytes are needed of {self.memory_budget}, and unfinished "
-                    "submissions hold some; drain first, or wait=True",
-                )
-            if self._core.wait(min(self._held.batches), FOREVER) == "hung":
-                raise self._hung()
-            held_before = len(self._held.batches)
-            self._release()
-            if len(self._held.batches) == held_before and not self._core.open:
-                raise refusal(
-                    "MK504",
-                    where,
-                    "memory of submissions that faulted is kept until the next report; call drain",
-                )
-
-    def _release(self) -> None:
-        for batch in self._core.take_finished_batches():
-            self._held.release(batch)
-
     def _outputs(self, outputs: Mapping[str, Any] | None) -> dict[str, Buffer] | None:
         where = f"{self._where}, outputs"
         named = outputs_of(where, outputs)
         if named is not None and not self._lineage:
             raise refusal("MK511", where, "it keeps no lineage; pass lineage=True to Megakernel")
-        if named and not self._period.published_ns:
+        if named and not self._feed.period.published_ns:
             raise refusal(
                 "MK511",
                 where,
@@ -715,8 +582,8 @@ class Megakernel:
         core = self._core
         core.collect()
         is_empty = not core.open
-        if self._log is not None:
-            self._log.end_period() if is_empty else self._log.settle()
+        if self._feed.log is not None:
+            self._feed.log.end_period() if is_empty else self._feed.log.settle()
         writers = None
         if outputs is not None and is_empty:
             writers = {
@@ -729,13 +596,13 @@ class Megakernel:
                 tell_profiler(made, self._profiler, self._reports)
                 self._reports += 1
             core.begin_again()
-            self._period = Period()
+            self._feed.period = Period()
             self._is_warm = True
-        self._release()
+        self._feed.release()
         return made
 
     def _made(self, ended: str, writers: Mapping[str, Sequence[int]] | None) -> MegakernelReport:
-        core, period, now_ns = self._core, self._period, _core.monotonic_ns()
+        core, period, now_ns = self._core, self._feed.period, _core.monotonic_ns()
         traffic = core.traffic()
         return queue_report(
             core,
@@ -763,10 +630,7 @@ class Megakernel:
         )
 
     def _hung(self) -> Exception:
-        if self._core.failure:
-            return failed_error(self._where, self._core.failure)
-        hung, after = self._core.hung(), self._place.after_a_hang
-        return hung_error(self._where, hung, tuple(self._ops), after)
+        return dead_error(self._core, self._where, tuple(self._ops), self._place.after_a_hang)
 
 
 def _shut(core: _core.MegaQueueCore) -> str:

@@ -124,13 +124,13 @@ class QueueRecorder:
             QueueError: The queue is being logged already.
         """
         mega = self._mega()
-        if mega is None or mega._log is not None:
+        if mega is None or mega._feed.log is not None:
             raise refusal("MK511", f"{self._where}, log", "it is being logged; end that first")
-        mega._log = self
+        mega._feed.log = self
         try:
             yield self
         finally:
-            mega._log = None
+            mega._feed.log = None
 
     # ------------------------------------------------------------------------ what the queue tells
 

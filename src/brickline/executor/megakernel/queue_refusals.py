@@ -1,10 +1,11 @@
-"""What a queue of a megakernel does not take, each with a code that stays. Words alone."""
+"""What a queue of a megakernel does not take, each with a code that stays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brickline import _core
 from brickline.errors import DeviceError, DeviceHung, QueueError
 from brickline.kernel import Kernel
 from brickline.plan_launches import SIZES
@@ -101,7 +102,23 @@ def failed_error(name: str, failure: str) -> DeviceError:
     )
 
 
-def hung_error(
+def dead_error(
+    core: _core.MegaQueueCore, name: str, ops: Sequence[str], after: str
+) -> DeviceError | DeviceHung:
+    """Return the error of an engine that is dead: its device failed, or an item never returned.
+
+    Args:
+        core: The engine.
+        name: The queue.
+        ops: Names of the ops.
+        after: What survives a hang, and what to do.
+    """
+    if core.failure:
+        return failed_error(name, core.failure)
+    return _hung_error(name, core.hung(), ops, after)
+
+
+def _hung_error(
     name: str, hung: Sequence[tuple[Any, ...]], ops: Sequence[str], after: str
 ) -> DeviceHung:
     """Return the error of an engine whose items never returned.
