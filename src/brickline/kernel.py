@@ -386,11 +386,11 @@ class _Scope:
         )
         with declaring(f"{self.where}, {place}, touches"):
             most = (end - first).high
-        if most < 1:
+        if most < 0:  # none at all may be what a block touches
             raise KernelError(
-                f"expected touches as (first byte, end), the end after it, got ({first}, {end}) - "
-                f"at {self.where}, {place}; name the first byte of a block, then the one after its "
-                "last"
+                f"expected touches as (first byte, end), the end not before it, got ({first}, "
+                f"{end}) - at {self.where}, {place}; name the first byte of a block, then the one "
+                "after its last"
             )
         return replace(argument, shape=shape, strides=strides, touches=(first, end))
 

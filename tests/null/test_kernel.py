@@ -298,11 +298,7 @@ N = Scalar("n")
         ({"signature": [Param("x", "f32", True, "write")]}, "an integer, got True"),
         (
             {"signature": [N, dataclasses.replace(X, touches=("block_x*4 + 4", "block_x*4"))]},
-            "the end after it, got (4*block_x + 4, 4*block_x) - at kernel rms_norm, parameter x",
-        ),
-        (
-            {"signature": [N, dataclasses.replace(X, touches=("block_x*4", "block_x*4"))]},
-            "name the first byte of a block, then the one after its last",
+            "the end not before it, got (4*block_x + 4, 4*block_x) - at kernel rms_norm, parameter",
         ),
         ({"global_size": "cols"}, "global_size[0]: expected a variable (rows, n), got 'cols'"),
         ({"global_size": "eps"}, "expected a variable (rows, n), got 'eps'"),
