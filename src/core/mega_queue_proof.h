@@ -27,8 +27,8 @@ class MegaQueueProof {
 
     // "" or what is wrong, in words. Jobs have the orders from `first` on, and are open from here on.
     std::string prove(const MegaBatch& batch, uint32_t first, std::span<const MegaDecision> decisions);
-    // So is whatever it waited for: a worker releases others before it hands in what it has finished, so
-    // these may be told of later, or in another order.
+    // It is over, and with it all that it waited for, which may be told of later: a worker releases others
+    // before it hands in what it has finished itself.
     void finish(uint32_t order);
     void forget() { m_open.clear(); }
 
