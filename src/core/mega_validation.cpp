@@ -598,7 +598,7 @@ private:
                         std::ranges::equal(tasks.params_of(task), tasks.params_of(alias)) && mine.size() == its.size();
         for (size_t k = 0; is_right && k < mine.size(); ++k) {
             is_right = mine[k].mode == its[k].mode && mine[k].per_block == its[k].per_block &&
-                       ranges.of_access(tasks.access_begin[task] + k) == ranges.of_access(tasks.access_begin[alias] + k);
+                       mine[k].begin == its[k].begin && mine[k].end == its[k].end && mine[k].space == its[k].space;
             if (!is_right || mine[k].begin == mine[k].end) continue;
             // Nobody has written there since, but for the outputs that it wrote itself.
             const uint32_t range = ranges.of_access(tasks.access_begin[task] + k);

@@ -350,6 +350,13 @@ def test_what_is_computed_again_is_left_out_and_nothing_else(program: list[Task]
     assert planned.deduped == runs.count(False)
 
 
+def test_a_range_without_bytes_is_the_same_again() -> None:
+    program = [Task(writes=(Touch(0, 0, 48), Touch(1, 0, 0)), flags=PURE)] * 2
+    planned = plan_tasks(built(program))
+    assert planned.alias.tolist() == [-1, 0]
+    check_schedule(planned)
+
+
 def test_a_write_in_between_and_an_atomic_are_never_deduped() -> None:
     x, y = Touch(0, 0, 8), Touch(1, 0, 8)
     copy = Task(0, (x,), (y,), flags=PURE)
