@@ -228,7 +228,7 @@ void MegaQueueEngine::clear() {
     m->collect();
     m->cancel(m_workers->look());
     m_workers->reset();
-    run_on();
+    run_on();  // else its state says that a time was up
 }
 
 void MegaQueueEngine::begin_again() {

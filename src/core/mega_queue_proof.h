@@ -1,7 +1,7 @@
 // MegaQueueProof: what a queue's publisher decides, proved batch by batch by mega_validation.h: that whoever
 // touches the same bytes is kept in order, also by what is still open of earlier batches, that nobody waits
 // for something that is not there, and that what is joined or left out may be. Takes the publisher's word
-// for nothing but what has finished.
+// for nothing but what has finished, and that it had waited as was decided.
 #pragma once
 
 #include <map>

@@ -40,7 +40,7 @@ from brickline.executor.megakernel.queue_options import (
 )
 from brickline.executor.megakernel.queue_places import place_of
 from brickline.executor.megakernel.queue_recording import QueueRecorder, checked_path
-from brickline.executor.megakernel.queue_refusals import dead_error, failed_error, refusal
+from brickline.executor.megakernel.queue_refusals import failed_error, refusal
 from brickline.executor.megakernel.queue_report import Period, queue_report
 from brickline.executor.megakernel.telling import tell_profiler
 from brickline.kernel import Kernel
@@ -364,7 +364,7 @@ class Megakernel:
             found = self._number(number)
             seconds = seconds_of(f"{self._where}, timeout", timeout)
             if self._core.wait(found, seconds) == "hung":
-                raise self._hung()
+                raise self._feed.dead()
             self._feed.release()
             if self._feed.log is not None:
                 self._feed.log.settle()
@@ -416,7 +416,7 @@ class Megakernel:
             self._check_no_batch("clear")
             ended = self._core.drain(1e-9)
             if ended == "hung":
-                raise self._hung()
+                raise self._feed.dead()
             if ended == "expired":
                 self._core.clear()
             return self._report(ended, None)
@@ -436,7 +436,7 @@ class Megakernel:
             self._feed.log.finish("hung" if was_dead else str(ended))
             self._feed.log.save(self._log_path, overwrite=self._overwrite)
         if ended == "hung" and not was_dead:
-            raise self._hung()
+            raise self._feed.dead()
 
     # ------------------------------------------------------------------------------------ the rest
 
@@ -494,7 +494,7 @@ class Megakernel:
                 "MK505", f"{self._where}, {what}", f"it is {state}; make another Megakernel"
             )
         if state == "dead":
-            raise self._hung()
+            raise self._feed.dead()
         if not self._lock.acquire(blocking=False):
             raise self._in_use(what)
 
@@ -578,7 +578,7 @@ class Megakernel:
 
     def _report(self, ended: str, outputs: dict[str, Buffer] | None) -> MegakernelReport:
         if ended == "hung":
-            raise self._hung()
+            raise self._feed.dead()
         core = self._core
         core.collect()
         is_empty = not core.open
@@ -628,9 +628,6 @@ class Megakernel:
                 "memory_budget_bytes": self.memory_budget,
             },
         )
-
-    def _hung(self) -> Exception:
-        return dead_error(self._core, self._where, tuple(self._ops), self._place.after_a_hang)
 
 
 def _shut(core: _core.MegaQueueCore) -> str:

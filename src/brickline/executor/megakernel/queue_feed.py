@@ -127,6 +127,10 @@ class Feed:
         for batch in self._core.take_finished_batches():
             self._held.release(batch)
 
+    def dead(self) -> Exception:
+        """Return what to raise where the queue is dead."""
+        return dead_error(self._core, self._where, self._ops, self._place.after_a_hang)
+
     def _refused(
         self,
         op: QueueOp,
@@ -182,16 +186,13 @@ class Feed:
             )
         if refused == "state":
             if self._core.state == "dead":
-                return self._dead()
+                return self.dead()
             return refusal("MK505", where, "it was stopped; make another Megakernel")
         if self._core.failure:
             return failed_error(where, self._core.failure)
         return refusal(
             "MK512", where, f"{refused}: {self._core.problem or 'a bug'}; make another Megakernel"
         )
-
-    def _dead(self) -> Exception:
-        return dead_error(self._core, self._where, self._ops, self._place.after_a_hang)
 
     def _make_room(self, where: str, held: list[Buffer], *, wait: bool) -> None:
         """The memory gate: before anything is published."""
@@ -217,7 +218,7 @@ class Feed:
                     "submissions hold some; drain first, or wait=True",
                 )
             if self._core.wait(min(self._held.batches), FOREVER) == "hung":
-                raise self._dead()
+                raise self.dead()
             held_before = len(self._held.batches)
             self.release()
             if len(self._held.batches) == held_before and not self._core.open:
