@@ -53,6 +53,7 @@ class Table(IntEnum):
     GRAPH_DETAIL = 23
     GRAPH_STRING = 24
     FACT = 25
+    TRACE_TIME = 26
 
 
 class RecordFlag(IntFlag):
@@ -175,6 +176,9 @@ _TRACE = [
     ("reserved", "u1"),
 ]
 
+_TRACE_TIME = [("trace", "<u8"), ("time_us", "<f8")]
+"""How long a launch took, where its caller said so; `_TRACE` has whole ns between two moments."""
+
 _OPERAND = [
     ("trace", "<u8"),
     ("tensor", "<u8"),
@@ -231,6 +235,7 @@ _LAYOUTS: dict[str, list[Any]] = {
     "BIN": _BIN,
     "SLOT": _SLOT,
     "TRACE": _TRACE,
+    "TRACE_TIME": _TRACE_TIME,
     "OPERAND": _OPERAND,
     "FINGERPRINT": _FINGERPRINT,
     "FACT": _FACT,

@@ -21,11 +21,16 @@ CHECKSUM_FLOATS = 64
 """How many floats `fnv1a_f32` looks at; the seed's number."""
 
 
+def layer_words(layer: int | None) -> str:
+    """Return where a launch stands, in words."""
+    return "outside layers" if layer is None else f"layer {layer}"
+
+
 class KernelChecksum(NamedTuple):
     """The checksum of what one launch put out."""
 
     name: str
-    layer_idx: int
+    layer_idx: int | None
     position: int
     checksum: int
 
@@ -35,14 +40,15 @@ class DivergenceInfo:
     """The first launch whose checksum is not that of the reference."""
 
     kernel_name: str
-    layer_idx: int
+    layer_idx: int | None
     position: int
     expected_checksum: int
     actual_checksum: int
 
     def __str__(self) -> str:
         return (
-            f'DIVERGENCE in "{self.kernel_name}" (layer {self.layer_idx}, pos {self.position}): '
+            f'DIVERGENCE in "{self.kernel_name}" '
+            f"({layer_words(self.layer_idx)}, pos {self.position}): "
             f"expected 0x{self.expected_checksum:016X}, got 0x{self.actual_checksum:016X}"
         )
 

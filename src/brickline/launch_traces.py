@@ -14,14 +14,14 @@ from brickline.checksums import fnv1a_f32_of_all
 from brickline.errors import BricklineError, CountError, UsageError
 from brickline.fingerprints import Fingerprint, fingerprint
 from brickline.timers import checked_count
-from brickline.traces import KernelTrace, Operand, Traces
+from brickline.traces import KernelTrace, Operand, Traces, launch_fields, span_until
 
 _MASK = 2**64 - 1
 
 
 def write_launch(
     traces: Traces,
-    now_ns: int,
+    ended_ns: int,
     *,
     name: str,
     layer: int | None,
@@ -31,18 +31,32 @@ def write_launch(
     params: str | Mapping[str, Any],
     time_us: float | None,
     backend: str | None,
+    **place: Any,
 ) -> KernelTrace:
-    """Append a launch that has just ended and return what a comparison will see of it.
+    """Append a launch that has ended and return what a comparison will see of it.
+
+    Args:
+        traces: Where it is written.
+        ended_ns: When it ended, on the run's clock.
+        name: As those that follow, of `BrickProfiler.trace`.
+        layer: None: outside layers.
+        position: Number of the pass.
+        inputs: A tensor or several.
+        outputs: Likewise.
+        params: JSON text or a mapping.
+        time_us: None: not known.
+        backend: None: where its tensors lie.
+        place: What else is known of it, by the arguments of `Traces.write`: its brick's slot, its
+            ordinal, the hash of its source.
 
     Raises:
         UsageError: if something given is of another kind, or a tensor cannot be read.
     """
     given, made = _tensors("inputs", inputs), _tensors("outputs", outputs)
-    where = 0 if layer is None else checked_count("layer", layer, 2**31 - 1)
     trace = KernelTrace(
         name,
-        where,
-        checked_count("position", position, 2**31 - 1),
+        None if layer is None else checked_count("layer", layer, 2**31 - 1),
+        position,
         _backend_of((*made, *given)) if backend is None else backend,
         _params_text(params),
         0.0 if time_us is None else time_us,
@@ -51,21 +65,13 @@ def write_launch(
     )
     prints = [_print("inputs", tensor) for tensor in given]
     prints += [_print("outputs", tensor) for tensor in made]
-    began_ns = -1 if time_us is None else now_ns - round(trace.time_us * 1e3)
     number = traces.reserve()
     roles = [(0, index) for index in range(len(given))] + [(1, index) for index in range(len(made))]
     traces.write(
         number,
-        name=name,
-        layer=-1 if layer is None else where,
-        position=trace.position,
-        backend=trace.backend,
-        params=trace.params,
-        enqueue_ns=now_ns if time_us is None else began_ns,
-        start_ns=began_ns,
-        end_ns=-1 if time_us is None else now_ns,
-        input_checksum=trace.input_checksum,
-        output_checksum=trace.output_checksum,
+        **launch_fields(trace),
+        **span_until(ended_ns, trace.time_us),
+        **place,
         operands=[
             _operand(traces, role, index, tensor, taken)
             for (role, index), tensor, taken in zip(roles, (*given, *made), prints, strict=True)

@@ -149,6 +149,17 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         """Stop recording; what is recorded stays, and `enable` goes on."""
         self._set_enabled(False)
 
+    def _require_run(self) -> None:
+        """Make the run for what is handed over while nothing is measured."""
+        if self._spool is not None:
+            return
+        if self._writer is not None and self._writer.closed:
+            raise UsageError(
+                f"the profiler {self.name!r} was closed, and its run is finished; call enable() to "
+                "begin another run, or use another profiler"
+            )
+        self._open_run()
+
     def _open_run(self) -> None:
         joined = os.environ.get(RUN_VARIABLE)
         if self._writer is None or self._writer.closed:

@@ -51,6 +51,8 @@ class Part:
     strings: Sequence[str]
     slots: Rows
     traces: Rows
+    trace_times: Rows
+    """Times that the callers of some traces gave; `times_us` has those of all."""
     operand_rows: DiskRows
     """The operands of all traces, on disk; `operands` loads them."""
     fingerprint_rows: DiskRows
@@ -91,6 +93,24 @@ class Part:
         """Keep the file open, so that what is on disk can be read after it was deleted."""
         self.operand_rows.hold()
         self.fingerprint_rows.hold()
+
+    @cached_property
+    def times_us(self) -> Rows:
+        """How long each trace took, as its caller said or its clock; NaN where it is not known."""
+        import numpy as np
+
+        rows, given = self.traces, self.trace_times
+        start, end = rows["start_ns"], rows["end_ns"]
+        known = (rows["timed"] > 0) & (start >= 0) & (end >= start)
+        times: Rows = np.where(known, (end - start) / 1e3, np.nan)
+        order = np.argsort(rows["trace"], kind="stable")
+        place = np.searchsorted(rows["trace"], given["trace"], sorter=order)
+        # A trace comes after its time, so the last time may be of a trace that never came.
+        inside = place < len(rows)
+        at, given = order[place[inside]], given[inside]
+        came = rows["trace"][at] == given["trace"]
+        times[at[came]] = given["time_us"][came]
+        return times
 
     @cached_property
     def operands(self) -> Rows:
@@ -203,6 +223,7 @@ def _part_from_snapshot(
         strings=strings,
         slots=rows(abi.Table.SLOT, abi.SLOT),
         traces=rows(abi.Table.TRACE, abi.TRACE),
+        trace_times=rows(abi.Table.TRACE_TIME, abi.TRACE_TIME),
         operand_rows=on_disk(abi.Table.OPERAND, abi.OPERAND),
         fingerprint_rows=on_disk(abi.Table.FINGERPRINT, abi.FINGERPRINT),
         graph=graph,

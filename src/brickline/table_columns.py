@@ -85,9 +85,10 @@ _COLUMNS = {
     "timeline": f"{_PART} {_LANE} {_SLOT} kind:text phase:text step:u4 start_ns:u8 end_ns:u8 "
     "depth:u4 elements:u8 timed:flag out_of_order:flag approximate:flag host_bound:flag",
     "traces": "part:text trace:u8 parent:u8 ordinal:u4 name:text kernel_hash:u8 direction:text "
-    "enqueue_ns:i8 start_ns:i8 end_ns:i8 entries:u8 timed:u8 rank:u4 process:u4 thread:u4 "
-    "device:i4 stream:u8 step:u4 phase:text clock_domain:text worker:i4 item:i8 region:i4 slot:u4 "
-    "layer:i4 position:u4 input_checksum:u8 output_checksum:u8 params:text backend:text",
+    "enqueue_ns:i8 start_ns:i8 end_ns:i8 time_us:f8 entries:u8 timed:u8 rank:u4 process:u4 "
+    "thread:u4 device:i4 stream:u8 step:u4 phase:text clock_domain:text worker:i4 item:i8 "
+    "region:i4 slot:u4 layer:i4 position:u4 input_checksum:u8 output_checksum:u8 params:text "
+    "backend:text",
     "operands": f"{_PART} trace:u8 role:text index:u4 tensor:u8 version:u4 shape:i8s dtype:text "
     "strides:i8s fingerprint:u8",
     "fingerprints": f"{_PART} fingerprint:u8 hash:text dtype:text shape:i8s elements:u8 l1:f8 "
@@ -320,6 +321,7 @@ def _traces(part: Part) -> Columns:
         **{name: rows[name] for name in _TRACE_PLAIN},
         **{name: _no_minus(rows[name]) for name in _TRACE_OPTIONAL},
         **{name: _texts(part.strings, rows[name]) for name in ("name", "params", "backend")},
+        "time_us": Masked(part.times_us, np.isnan(part.times_us)),
         "parent": Masked(rows["parent"], rows["parent"] == 0),
         "direction": _texts(("forward", "backward"), rows["direction"]),
         "stream": Masked(rows["stream"], rows["device"] < 0),

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from brickline.checksums import DivergenceInfo, KernelChecksum
+from brickline.checksums import DivergenceInfo, KernelChecksum, layer_words
 from brickline.errors import UsageError
 from brickline.fingerprints import Fingerprint, distance
 from brickline.trace_sides import Identity, TraceSide
@@ -25,7 +25,7 @@ from brickline.verdicts import (
     VerdictTable,
 )
 
-Key: TypeAlias = tuple[str, int, int]
+Key: TypeAlias = tuple[str, int | None, int]
 
 _MEASURED = 100
 """Findings of which the error is read from the fingerprints; a person reads the first few."""
@@ -81,6 +81,8 @@ def compare_traces(
         actual_trace=None if guilty is None else actual.traces[pairs[guilty].actual],
         kernels_compared=_compared(pairs if guilty is None else pairs[: guilty + 1]),
         diagnosis=_diagnosis(actual, expected, pairs, guilty, unmatched),
+        total_time_us=actual.total_time_us,
+        reference_total_time_us=expected.total_time_us,
     )
 
 
@@ -154,13 +156,18 @@ def _key(trace: KernelTrace) -> Key:
 
 
 def _place(trace: KernelTrace) -> str:
-    return f"{trace.kernel_name} (layer {trace.layer_idx}, position {trace.position})"
+    return _place_of(_key(trace))
+
+
+def _place_of(key: Key) -> str:
+    name, layer, position = key
+    return f"{name} ({layer_words(layer)}, position {position})"
 
 
 def _duplicates(role: str, by_key: dict[Key, list[int]]) -> Iterator[str]:
-    for (name, layer, position), indices in by_key.items():
+    for key, indices in by_key.items():
         if len(indices) > 1:
-            yield f"{role}: {name} (layer {layer}, position {position}) ×{len(indices)}"
+            yield f"{role}: {_place_of(key)} ×{len(indices)}"
 
 
 def _pair(actual: TraceSide, mine: int, expected: TraceSide, theirs: int, ordinal: int) -> _Pair:
@@ -405,7 +412,7 @@ def _diagnosis_of_difference(actual: TraceSide, expected: TraceSide, pair: _Pair
     for role, trace in (("candidate", mine), ("reference", theirs)):
         if trace.params and (role == "candidate" or theirs.params != mine.params):
             facts.append(f"params of the {role}: {trace.params}")
-    place = f"(layer {mine.layer_idx}, position {mine.position})"
+    place = f"({layer_words(mine.layer_idx)}, position {mine.position})"
     return f'DIVERGENCE: kernel "{mine.kernel_name}" {place}: {"; ".join(facts)}'
 
 

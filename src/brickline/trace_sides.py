@@ -6,6 +6,7 @@ in common is the matter of `trace_comparison`.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class TraceSide:
     """Gives the fingerprints of a launch's outputs."""
     note: str = ""
     """Why there may be none, for who finds none."""
+
+    @property
+    def total_time_us(self) -> float | None:
+        """What the launches took together; None where none was timed."""
+        return math.fsum(trace.time_us for trace in self.traces) or None
 
     @property
     def backends(self) -> str:
@@ -125,22 +131,23 @@ def _by_trace(operands: Rows, chosen: Rows) -> dict[int, list[int]]:
 
 def traces_from_part(part: Part, chosen: Rows | None = None) -> list[KernelTrace]:
     """Return launches of a part in the order in which they ended; all of them by default."""
-    rows = part.traces if chosen is None else part.traces[chosen]
-    columns = ("name", "layer", "position", "backend", "params", "start_ns", "end_ns", "timed")
+    kept = slice(None) if chosen is None else chosen
+    rows, times = part.traces[kept], np.nan_to_num(part.times_us[kept]).tolist()
+    columns = ("name", "layer", "position", "backend", "params")
     sums = ("input_checksum", "output_checksum", "has_checksums")
     text = part.string
     return [
         KernelTrace(
             text(name),
-            max(layer, 0),
-            min(position, 2**31 - 1),
+            None if layer < 0 else layer,
+            position,
             text(backend),
             text(params),
-            max(end - start, 0) / 1e3 if timed else 0.0,
+            time_us,
             given if has & 1 else None,
             made if has & 2 else None,
         )
-        for name, layer, position, backend, params, start, end, timed, given, made, has in zip(
-            *(rows[column].tolist() for column in columns + sums), strict=True
+        for name, layer, position, backend, params, given, made, has, time_us in zip(
+            *(rows[column].tolist() for column in columns + sums), times, strict=True
         )
     ]

@@ -35,16 +35,21 @@ class TracedLaunches:
 
         def is_enabled(self) -> bool: ...  # noqa: D102
         def _now_ns(self) -> int: ...
+        def _require_run(self) -> None: ...
         def _part(self) -> Part | None: ...
 
     def add_trace(self, trace: KernelTrace) -> None:
-        """Append a kernel launch to the run.
+        """Append a kernel launch to the run, which is made if there is none yet.
+
+        What is handed over is kept whether or not the profiler is enabled: that says what it
+        measures by itself.
 
         Raises:
-            UsageError: if it is no `KernelTrace`.
+            UsageError: if it is no `KernelTrace`, or the profiler was closed.
         """
         if not isinstance(trace, KernelTrace):
             raise UsageError(f"trace: expected a KernelTrace, got {trace!r:.60}")
+        self._require_run()
         self.traces.add(trace)
 
     def trace(
@@ -105,10 +110,19 @@ class TracedLaunches:
         """Return the launches of one kernel."""
         return [each for each in self._kernel_traces() if each.kernel_name == kernel_name]
 
-    def traces_for_layer(self, layer_idx: int) -> list[KernelTrace]:
-        """Return the launches within one layer."""
-        checked_count("layer_idx", layer_idx, 2**31 - 1)
-        return self._kernel_traces(layer_idx)
+    def traces_for_layer(self, layer_idx: int | None) -> list[KernelTrace]:
+        """Return the launches within one layer; those outside layers for None."""
+        wanted = -1 if layer_idx is None else checked_count("layer_idx", layer_idx, 2**31 - 1)
+        return self._kernel_traces(wanted)
+
+    @property
+    def total_time_us(self) -> float:
+        """How long the launches recorded up to now took together, as far as they were timed."""
+        part = self._part()
+        if part is None:
+            return 0.0
+        times = part.times_us
+        return float(times[times == times].sum())  # without those that are not known
 
     def compare(self, reference: TracedLaunches | Run | Iterable[KernelTrace]) -> DivergenceReport:
         """Hold this profiler's launches, the candidate, against a reference's.
@@ -139,16 +153,21 @@ class TracedLaunches:
         return self._report is not None and self._report.status == "diverged"
 
     @property
+    def diverged(self) -> bool:
+        """The same as an attribute."""
+        return self.is_diverged()
+
+    @property
     def divergence_diagnosis(self) -> str:
         """What the last `compare_and_mark` found; empty before the first."""
         return "" if self._report is None else self._report.diagnosis
 
-    def record_checksum(self, name: str, layer_idx: int, position: int, data: Any) -> None:
+    def record_checksum(self, name: str, layer_idx: int | None, position: int, data: Any) -> None:
         """Append a launch of which only the checksum of its output is known; see `fnv1a_f32`."""
         if self.is_enabled():
             backend = self._clock.name.partition(":")[0]
             known = KernelTrace(name, layer_idx, position, backend)
-            self.traces.add_checksum(known.with_output_checksum(data))
+            self.traces.add(known.with_output_checksum(data))
 
     def get_checksums(self) -> list[KernelChecksum]:
         """Return the output checksums of all launches since `reset_checksums`."""

@@ -46,12 +46,14 @@ class KernelTrace:
     """
 
     kernel_name: str
-    layer_idx: int
+    layer_idx: int | None
+    """None outside layers, which is another place than layer 0."""
     position: int
     backend: str
     params: str = ""
     """Launch parameters, as JSON text."""
     time_us: float = 0.0
+    """0 where it is not known."""
     input_checksum: int | None = None
     """None where none was taken; an unset checksum equals no other."""
     output_checksum: int | None = None
@@ -60,16 +62,17 @@ class KernelTrace:
         for name in ("kernel_name", "backend", "params"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name}: expected a str, got {getattr(self, name)!r}")
-        for name in ("layer_idx", "position"):
-            checked_count(name, getattr(self, name), 2**31 - 1)
-        for name in ("input_checksum", "output_checksum"):
-            if getattr(self, name) is not None:
-                checked_count(name, getattr(self, name), 2**64 - 1)
-        if not isinstance(self.time_us, int | float) or not 0 <= self.time_us < math.inf:
-            raise CountError(f"time_us: expected a finite number from 0 on, got {self.time_us!r}")
+        # Numbers become Python's own: NumPy's are none that JSON could hold.
+        for name, most in _MOST.items():
+            number = getattr(self, name)
+            if number is not None or name == "position":
+                object.__setattr__(self, name, checked_count(name, number, most))
+        object.__setattr__(self, "time_us", _checked_time(self.time_us))
 
     @classmethod
-    def new(cls, kernel_name: str, layer_idx: int, position: int, backend: str) -> KernelTrace:
+    def new(
+        cls, kernel_name: str, layer_idx: int | None, position: int, backend: str
+    ) -> KernelTrace:
         """Return a trace without checksums, parameters and time."""
         return cls(kernel_name, layer_idx, position, backend)
 
@@ -101,6 +104,9 @@ class KernelTrace:
     def from_dict(cls, document: Mapping[str, Any]) -> KernelTrace:
         """Read what `to_dict` made; checksums may also be whole numbers.
 
+        As a number 0 stands for a checksum that was not taken, which is how systems write it whose
+        checksums cannot be absent.
+
         Raises:
             UsageError: if a field is missing, unknown or of another kind.
         """
@@ -110,10 +116,45 @@ class KernelTrace:
         for name in ("input_checksum", "output_checksum"):
             if isinstance(known.get(name), str):
                 known[name] = _checksum_from_text(name, known[name])
+            elif known.get(name) == 0:
+                known[name] = None
         try:
             return cls(**known)
         except TypeError as error:
             raise UsageError(f"expected the fields of a trace: {error}") from None
+
+
+_MOST = {
+    "layer_idx": 2**31 - 1,
+    "position": 2**32 - 1,
+    "input_checksum": 2**64 - 1,
+    "output_checksum": 2**64 - 1,
+}
+"""The largest number that the column of a field holds."""
+
+
+def _checked_time(time_us: Any) -> float:
+    try:
+        number = float(time_us)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(time_us, str | bool) or not 0 <= number < math.inf:
+        raise CountError(f"time_us: expected a finite number from 0 on, got {time_us!r}")
+    return number
+
+
+def span_until(ended_ns: int, time_us: float) -> dict[str, Any]:
+    """Return the times of a launch that took so long, as `Traces.write` takes them.
+
+    Whole ns on the run's clock. What took no time was not timed, and of what began before the
+    clock's zero only the end is a moment of that clock.
+    """
+    if not time_us:
+        return {"enqueue_ns": ended_ns, "start_ns": -1, "end_ns": -1}
+    began_ns = ended_ns - round(time_us * 1e3)
+    if began_ns < 0:
+        return {"enqueue_ns": ended_ns, "start_ns": -1, "end_ns": ended_ns}
+    return {"enqueue_ns": began_ns, "start_ns": began_ns, "end_ns": ended_ns}
 
 
 def _checksum_from_text(name: str, text: str) -> int:
@@ -144,9 +185,24 @@ class Operand(NamedTuple):
 
 
 _TRACE = struct.Struct("<6Q4q2Q2Ii5IiIIii2I4B")  # TraceRow in abi.h
+_TIME = struct.Struct("<Qd")  # TraceTimeRow
 _OPERAND = struct.Struct("<3Q4I")  # OperandRow up to `dtype`
 _VIEW = struct.Struct("<2I16q")  # and from `dimensions` on
 _ZEROS = (0,) * 8
+
+
+def launch_fields(trace: KernelTrace) -> dict[str, Any]:
+    """Return what `Traces.write` takes of a trace, but the span that its run's clock has of it."""
+    return {
+        "name": trace.kernel_name,
+        "layer": -1 if trace.layer_idx is None else trace.layer_idx,
+        "position": trace.position,
+        "backend": trace.backend,
+        "params": trace.params,
+        "time_us": trace.time_us or None,
+        "input_checksum": trace.input_checksum,
+        "output_checksum": trace.output_checksum,
+    }
 
 
 class Traces:
@@ -208,6 +264,7 @@ class Traces:
         enqueue_ns: int,
         start_ns: int,
         end_ns: int,
+        time_us: float | None = None,
         layer: int = -1,
         position: int = 0,
         ordinal: int = 0,
@@ -223,8 +280,9 @@ class Traces:
         input_checksum: int | None = None,
         output_checksum: int | None = None,
         operands: Sequence[Operand] = (),
+        while_disabled: bool = False,
     ) -> None:
-        """Append a launch that has ended, and its operands; nothing when disabled.
+        """Append a launch that has ended, and its operands.
 
         Args:
             trace_id: What `reserve` gave when it began.
@@ -232,6 +290,7 @@ class Traces:
             enqueue_ns: When the host enqueued it; -1: not known.
             start_ns: When it began to run; -1: not known.
             end_ns: When it ended; -1: not known.
+            time_us: How long it took, kept as it is. Default None: what lies between the two.
             layer: -1 outside layers.
             position: Number of the pass that it is a part of, or place in the sequence.
             ordinal: Repetition of the same name within the position.
@@ -247,12 +306,13 @@ class Traces:
             input_checksum: FNV-1a of what went in, if taken.
             output_checksum: FNV-1a of what came out, if taken.
             operands: Its tensors.
+            while_disabled: Whether it is kept although nothing is measured. Default False.
 
         Raises:
             CountError: if a number does not fit its column.
         """
         core = self._core
-        if not core.is_enabled():
+        if not core.is_enabled() and not while_disabled:
             return
         strings, where = self._strings, core._where()
         intern = self._intern
@@ -298,8 +358,10 @@ class Traces:
             ) from None
         if rows:
             core._append(19, b"".join(rows))
+        if time_us:
+            core._append(26, _TIME.pack(trace_id, time_us))
         core._append(18, row)
-        if not core.is_enabled():  # a full disk has ended the recording
+        if core._where()["full_disk"]:  # which has ended the recording
             return
         with self._lock:
             self._count += 1
@@ -324,44 +386,16 @@ class Traces:
             self._count += count
         return True
 
-    def add(self, trace: KernelTrace) -> int | None:
-        """Append a launch that has just ended; return its id, or None when disabled."""
-        core = self._core
-        if not core.is_enabled():
-            return None
-        now_ns, number = core._now_ns(), self.reserve()
-        began_ns = now_ns - round(trace.time_us * 1e3)
+    def add(self, trace: KernelTrace) -> int:
+        """Append a launch that has just ended, enabled or not, and return its id."""
+        number = self.reserve()
         self.write(
             number,
-            name=trace.kernel_name,
-            layer=int(trace.layer_idx),
-            position=int(trace.position),
-            backend=trace.backend,
-            params=trace.params,
-            enqueue_ns=began_ns,
-            start_ns=began_ns,
-            end_ns=now_ns,
-            input_checksum=None if trace.input_checksum is None else int(trace.input_checksum),
-            output_checksum=None if trace.output_checksum is None else int(trace.output_checksum),
+            **launch_fields(trace),
+            **span_until(self._core._now_ns(), trace.time_us),
+            while_disabled=True,
         )
         return number
-
-    def add_checksum(self, trace: KernelTrace) -> None:
-        """Append a launch of which the checksums are known and no time."""
-        now_ns = self._core._now_ns()
-        self.write(
-            self.reserve(),
-            name=trace.kernel_name,
-            layer=int(trace.layer_idx),
-            position=int(trace.position),
-            backend=trace.backend,
-            params=trace.params,
-            enqueue_ns=now_ns,
-            start_ns=-1,
-            end_ns=-1,
-            input_checksum=trace.input_checksum,
-            output_checksum=trace.output_checksum,
-        )
 
     @property
     def checksums_from(self) -> int:

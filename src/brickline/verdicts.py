@@ -220,6 +220,9 @@ class DivergenceReport:
     actual_trace: KernelTrace | None = None
     kernels_compared: int = 0
     diagnosis: str = ""
+    total_time_us: float | None = None
+    """What the candidate's launches took together, of launches that were traced with their time."""
+    reference_total_time_us: float | None = None
     outputs: int = 1
     """Final outputs: the final error and the noise floor are those of the one that differs most."""
 
@@ -267,8 +270,10 @@ class DivergenceReport:
             value = getattr(self, each.name)
             if isinstance(value, VerdictTable):
                 value = value.columns
-            elif isinstance(value, Coverage | KernelTrace):
+            elif isinstance(value, Coverage):
                 value = asdict(value)
+            elif isinstance(value, KernelTrace):
+                value = value.to_dict()
             elif each.name == "findings":
                 value = [asdict(finding) for finding in value]
             document[each.name] = _plain(value)
@@ -347,7 +352,8 @@ def _plain(value: Any) -> Any:
     return float(value) if hasattr(value, "__float__") else str(value)
 
 
-_NUMBERS = ("z", "local_error", "propagated_error", "share", "noise_floor", "final_error")
+_NUMBERS = ("z", "local_error", "propagated_error", "share")
+_TOTALS = ("noise_floor", "final_error", "total_time_us", "reference_total_time_us")
 
 
 def _from_document(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,11 +373,11 @@ def _from_document(document: Mapping[str, Any]) -> dict[str, Any]:
     out["coverage"] = Coverage(**coverage)
     for name in ("unmatched", "duplicates", "whys", "circumstances"):
         out[name] = tuple(out.get(name, ()))
-    for name in _NUMBERS[4:]:
+    for name in _TOTALS:
         out[name] = _number(out.get(name))
     for name in ("first_divergent_kernel", "expected_trace", "actual_trace"):
         if out.get(name) is not None:
-            out[name] = KernelTrace(**out[name])
+            out[name] = KernelTrace.from_dict(out[name])
     return out
 
 
@@ -379,7 +385,7 @@ def _finding(document: Mapping[str, Any]) -> Finding:
     known = {each.name for each in fields(Finding)}
     out = {name: value for name, value in document.items() if name in known}
     out["verdict"] = Verdict(out["verdict"])
-    for name in _NUMBERS[:4]:
+    for name in _NUMBERS:
         out[name] = _number(out.get(name))
     return Finding(**out)
 

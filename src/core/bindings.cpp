@@ -139,6 +139,7 @@ nb::dict layout() {
     out["SlotRow"] = sizeof(SlotRow);
     out["TraceRow"] = sizeof(TraceRow);
     out["OperandRow"] = sizeof(OperandRow);
+    out["TraceTimeRow"] = sizeof(TraceTimeRow);
     out["FactRow"] = sizeof(FactRow);
     out["FingerprintRow"] = sizeof(FingerprintRow);
     out["BinRow"] = sizeof(BinRow);
@@ -167,6 +168,7 @@ nb::dict layout() {
     OFFSET(OperandRow, role);
     OFFSET(OperandRow, shape);
     OFFSET(OperandRow, strides);
+    OFFSET(TraceTimeRow, time_us);
     OFFSET(FactRow, value);
     OFFSET(FingerprintRow, sketch);
     OFFSET(FingerprintRow, columns);

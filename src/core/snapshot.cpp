@@ -443,11 +443,14 @@ void read_rows(const File& file, const ExtentEntry& extent, Snapshot& snapshot) 
     rows.append(reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size());
 }
 
+// Written before the trace that it belongs to, so it is read after the traces.
+bool goes_before_trace(uint32_t kind) { return kind == uint32_t(ExtentKind::TraceTime); }
+
 bool is_wanted(uint32_t kind, ReadWhat what) {
     if (what == ReadWhat::Statistics) {
         return kind == uint32_t(ExtentKind::Slot) || kind == uint32_t(ExtentKind::Fact);
     }
-    return kind > uint32_t(ExtentKind::String) && !stays_on_disk(kind);
+    return kind > uint32_t(ExtentKind::String) && !stays_on_disk(kind) && !goes_before_trace(kind);
 }
 
 // Ids below this are named by the slots and facts that were read.
@@ -491,7 +494,7 @@ void read_tables(const File& file, Snapshot& snapshot, ReadWhat what) {
         if (is_wanted(extent.header.kind, what)) read_rows(file, extent, snapshot);
     }
     uint64_t named = what == ReadWhat::Everything ? ~0ull : strings_named(snapshot);
-    // These last: the name in a row and the operands of a trace were written before it.
+    // These last: the name in a row, and the operands and the time of a trace, were written before it.
     for (const ExtentEntry& extent : list_extents(file, read_header(file), seen_already)) {
         const ExtentHeader& head = extent.header;
         if (head.kind == uint32_t(ExtentKind::String) && snapshot.strings.size() < named) {
@@ -500,6 +503,9 @@ void read_tables(const File& file, Snapshot& snapshot, ReadWhat what) {
                 snapshot.problems.push_back("damaged string table");
                 named = 0;
             }
+        }
+        if (goes_before_trace(head.kind) && what == ReadWhat::Everything) {
+            read_rows(file, extent, snapshot);
         }
         if (stays_on_disk(head.kind) && what == ReadWhat::Everything) {
             snapshot.spans[head.kind].push_back({extent.payload_offset(), head.used});

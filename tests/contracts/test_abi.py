@@ -20,6 +20,7 @@ DTYPES: dict[str, np.dtype] = {
     "TileCell": abi.CELL,
     "SlotRow": abi.SLOT,
     "TraceRow": abi.TRACE,
+    "TraceTimeRow": abi.TRACE_TIME,
     "OperandRow": abi.OPERAND,
     "FactRow": abi.FACT,
     "FingerprintRow": abi.FINGERPRINT,

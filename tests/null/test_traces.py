@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from brickline import BrickProfiler, KernelTrace, Run, abi
 from brickline.checksums import KernelChecksum, fnv1a_f32
 from brickline.errors import CountError, RunError, UsageError
 from brickline.fingerprints import fingerprint
+from brickline.trace_comparison import compare_traces
 from brickline.traces import FINGERPRINT_BYTES, MOST_WAITING, Operand, Traces
+from brickline.verdicts import DivergenceReport
 
 Make = Callable[..., BrickProfiler]
 
@@ -80,6 +83,46 @@ def test_a_dict_that_is_no_trace_is_refused(change: dict[str, Any]) -> None:
         KernelTrace.from_dict(document | change)
     with pytest.raises(UsageError, match="expected the dict"):
         KernelTrace.from_dict([])  # type: ignore[arg-type]
+
+
+def test_a_trace_holds_what_json_holds() -> None:
+    import json
+
+    given = KernelTrace.new("k", np.int64(3), 2.0, "CPU").with_time_us(np.float32(2.5))
+    assert given == KernelTrace("k", 3, 2, "CPU", time_us=2.5)
+    document = replace(given, input_checksum=np.uint64(7)).to_dict()
+    assert json.loads(json.dumps(document)) == document
+    assert {type(each) for each in document.values()} == {str, int, float, type(None)}
+    report = compare_traces([given], [given])
+    assert DivergenceReport.from_json(report.to_json()).diagnosis == report.diagnosis
+    for wrong in ("1", True, float("nan"), np.inf, None):
+        with pytest.raises(CountError, match="time_us: expected"):
+            given.with_time_us(wrong)  # type: ignore[arg-type]
+
+
+def test_a_position_fills_its_column(make: Make) -> None:
+    p, last = make(), 2**32 - 1
+    p.add_trace(KernelTrace("k", 0, last, "CPU"))
+    p.record_checksum("k", 0, last, [1.0])
+    p.trace("k", 0, last)
+    assert [each.position for each in p.kernel_traces()] == [last] * 3
+    for wrong in (last + 1, -1, None):
+        with pytest.raises(CountError, match="position: expected"):
+            KernelTrace("k", 0, wrong, "CPU")  # type: ignore[arg-type]
+
+
+def test_a_checksum_that_a_seed_never_took_is_none() -> None:
+    """Its JSON has no other way to say so: a checksum is a number, and 0 until it is taken."""
+    seed: dict[str, Any] = {"kernel_name": "rope", "layer_idx": 0, "position": 7, "params": ""}
+    seed |= {"input_checksum": 0, "output_checksum": 0, "time_us": 0.0, "backend": "CPU"}
+    unset = KernelTrace.from_dict(seed)
+    assert (unset.input_checksum, unset.output_checksum) == (None, None)
+    report = compare_traces([unset], [unset])
+    assert (report.status, report.kernels_compared) == ("inconclusive", 0)
+    taken = KernelTrace.from_dict(seed | {"output_checksum": 0x4B72477F9C5C2F98})
+    assert compare_traces([taken], [taken]).matched
+    kept = KernelTrace("k", 0, 0, "CPU", output_checksum=0)
+    assert KernelTrace.from_dict(kept.to_dict()) == kept, "ours says null where none was taken"
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -452,6 +495,101 @@ def test_what_cannot_be_traced_is_refused(make: Make, fields: dict[str, Any], wo
     with pytest.raises(UsageError, match=words):
         p.trace(**({"name": "k"} | fields))
     assert len(p.traces) == 0
+
+
+def test_a_launch_outside_layers_is_not_in_layer_0(make: Make, tmp_path: Path) -> None:
+    one = np.ones(4, np.float32)
+
+    def record_norms(name: str, factor: float, outside_first: bool = False) -> BrickProfiler:
+        p = make(name, path=tmp_path / name)
+        calls = [(0, one), (None, one * factor)]
+        for layer, output in calls[::-1] if outside_first else calls:
+            p.trace("rms_norm", layer, inputs=one, outputs=output)
+        return p
+
+    p = record_norms("p", 2)
+    assert [each.layer_idx for each in p.kernel_traces()] == [0, None]
+    assert len(p.traces_for_layer(0)) == len(p.traces_for_layer(None)) == 1
+    report = p.compare(record_norms("reference", 1))
+    assert (report.duplicates, report.first_divergent_kernel) == ((), p.kernel_traces()[1])
+    assert report.findings[0].layer_idx is None
+    assert "(outside layers, position 0)" in report.diagnosis
+    again = DivergenceReport.from_json(report.to_json())
+    assert again.actual_trace == report.actual_trace
+    other = record_norms("other", 2, outside_first=True)
+    assert p.compare(other).matched, "whatever the order"
+    assert p.compare(Run.open(tmp_path / "other")).matched
+    added = make()
+    for each in p.kernel_traces():
+        added.add_trace(each)
+        added.record_checksum("alone", each.layer_idx, 0, [1.0])
+    assert added.kernel_traces()[::2] == p.kernel_traces()
+    assert [each.layer_idx for each in added.get_checksums()] == [0, 0, None, None]
+
+
+def test_times_are_kept_as_they_were_given(make: Make, tmp_path: Path) -> None:
+    from brickline.tables import table_from_run
+
+    times = [0.0, 5e-324, 0.0004, 1.23456789, 41.5, 1e13, 1e300]
+    for device in ("NULL", "CPU"):
+        p = make(device=device, path=tmp_path / device)
+        for time_us in times:
+            p.add_trace(KernelTrace("k", 0, 0, "CPU", time_us=time_us))
+            p.trace("k", outputs=np.ones(2), time_us=time_us)
+        assert [each.time_us for each in p.kernel_traces()[::2]] == times
+        assert [each.time_us for each in p.kernel_traces()[1::2]] == times
+        assert p.total_time_us == pytest.approx(2e300)
+        p.close()
+        rows = table_from_run(Run.open(tmp_path / device), "traces").to_pylist()
+        assert [row["time_us"] or 0.0 for row in rows[::2]] == times
+        assert rows[0]["time_us"] is None, "0 is not known"
+
+
+def test_a_time_lies_on_the_clock_as_far_as_that_goes(make: Make) -> None:
+    p = make()
+    p.advance(2_000)
+    for time_us in (1.5, 2.5):
+        p.add_trace(KernelTrace("k", 0, 0, "CPU", time_us=time_us))
+    rows = p._part().traces  # type: ignore[union-attr]
+    spans = rows[["start_ns", "end_ns", "timed"]].tolist()
+    assert spans == [(500, 2000, 1), (-1, 2000, 0)], "it began before the clock"
+
+
+def test_what_is_handed_over_is_kept_by_a_disabled_profiler(make: Make, tmp_path: Path) -> None:
+    """The seed's example as it stands: nobody enables anything."""
+    x, y = [1.0, 2.0], [3.0, 4.0]
+    mine, theirs = make("mine", enabled=False), make("theirs", enabled=False)
+    for p, output in ((mine, y), (theirs, [3.0, 4.5])):
+        trace = KernelTrace.new("rope_neox", 0, 7, "CPU").with_input_checksum(x)
+        p.add_trace(trace.with_output_checksum(output).with_time_us(2.5))
+    assert (mine.diverged, mine.is_enabled()) == (False, False)
+    report = mine.compare_and_mark(theirs)
+    assert not report.matched
+    assert (mine.diverged, mine.is_diverged()) == (True, True)
+    assert mine.divergence_diagnosis == report.diagnosis
+    assert (mine.total_time_us, report.total_time_us, report.reference_total_time_us) == (2.5,) * 3
+    assert len(mine.traces) == 1
+    saved = Run.open(mine.save(tmp_path / "kept.brick"))
+    assert len(saved.parts[0].traces) == 1
+    mine.enable()
+    with mine.brick("A"):
+        pass
+    mine.disable()
+    mine.add_trace(KernelTrace("second", None, 0, "CPU"))
+    assert [each.kernel_name for each in mine.kernel_traces()] == ["rope_neox", "second"]
+    assert mine.brick_stats("A").count == 1
+    mine.close()
+    with pytest.raises(UsageError, match="was closed"):
+        mine.add_trace(trace)
+    assert len(mine.kernel_traces()) == 2
+
+
+def test_what_was_not_timed_has_no_total(make: Make) -> None:
+    p = make()
+    assert p.total_time_us == 0
+    p.trace("k", outputs=np.ones(2))
+    report = p.compare(p)
+    assert (report.total_time_us, report.reference_total_time_us) == (None, None)
 
 
 # ------------------------------------------------------------------------------------- rows on disk

@@ -24,6 +24,7 @@ from brickline.comparison.sides import FLAT, OP, Side
 from brickline.comparison.suspects import Spared, Suspect
 from brickline.comparison.triage import Units, first_update
 from brickline.runs import Run
+from brickline.trace_sides import traces_from_part
 from brickline.traces import KernelTrace
 from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict, VerdictTable
 
@@ -376,15 +377,8 @@ def _unobserved(run: Run) -> list[str]:
 
 def _kernel_trace(run: Run, side: Side, row: int) -> KernelTrace:
     part, place = divmod(int(side.source[row]), 1 << 40)
-    trace = run.parts[part].traces[place]
-    return KernelTrace(
-        side.path(row),
-        max(int(side.layer[row]), 0),
-        int(side.position[row]),
-        side.words[int(side.backend[row])],
-        params=side.words[int(side.params[row])],
-        time_us=max(int(trace["end_ns"]) - int(trace["start_ns"]), 0) / 1e3,
-    )
+    (trace,) = traces_from_part(run.parts[part], np.array([place]))
+    return trace
 
 
 def _holds_tensors(path: Path) -> bool:

@@ -51,6 +51,7 @@ enum class ExtentKind : uint32_t {
     // tables
     String = 16, Slot = 17, Trace = 18, Operand = 19, Fingerprint = 20,
     GraphNode = 21, GraphEdge = 22, GraphDetail = 23, GraphString = 24, Fact = 25,
+    TraceTime = 26,
 };
 
 enum class SlotKind : uint32_t { Brick = 0, Step = 1, Tile = 2 };
@@ -267,6 +268,14 @@ struct TraceRow {              // one kernel launch as it happened
     uint8_t reserved;
 };
 static_assert(sizeof(TraceRow) == 160);
+
+// How long a launch took, where its caller said so. TraceRow has whole ns between two moments of the
+// run's clock, so it cannot hold a part of a ns, nor a beginning before the clock's zero.
+struct TraceTimeRow {          // written before the trace
+    uint64_t trace;
+    double time_us;
+};
+static_assert(sizeof(TraceTimeRow) == 16);
 
 struct OperandRow {            // one tensor of one trace
     uint64_t trace;

@@ -175,7 +175,8 @@ def _parted(report: DivergenceReport) -> list[dict[str, Any]]:
 def _launch(trace: Any) -> Iterator[tuple[str, str]]:
     fields = asdict(trace)
     yield "kernel", named(fields["kernel_name"])
-    yield "layer", str(fields["layer_idx"])
+    if fields["layer_idx"] is not None:
+        yield "layer", str(fields["layer_idx"])
     yield "call", str(fields["position"])
     yield "backend", named(fields["backend"] or "not recorded")
     if fields["time_us"] and math.isfinite(fields["time_us"]):
