@@ -45,6 +45,10 @@ class GraphBuilder:
         """The rows themselves, for the core and for runs."""
         return self._store
 
+    def follow(self, profiler: _core.ProfilerCore) -> None:
+        """Take the bricks that are open in a profiler for scopes of their threads."""
+        self._scopes.profiler = profiler
+
     def _attach(self, store: _core.GraphStore) -> None:
         self._store = store
         self._scopes = GraphScopes(store)

@@ -1,7 +1,8 @@
 """The open scopes of an execution graph, per thread.
 
 Owns where a recorded node is placed: inside the innermost open node of the calling thread, after
-what that held last. Knows nothing of kinds, times or analyses.
+what that held last. A brick that a profiler measures counts as open although it is drawn when it
+ends. Knows nothing of kinds, times or analyses.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from brickline.graph_rows import NO_NODE, EdgeKind
 class _Frame:
     """An open scope of one thread; the outermost frame has no node."""
 
-    __slots__ = ("last_content", "node")
+    __slots__ = ("depth", "last_content", "node")
 
-    def __init__(self, node: int | None) -> None:
+    def __init__(self, node: int | None, depth: int = 0) -> None:
         self.node = node
+        self.depth = depth
+        """How many bricks were open when it was opened."""
         self.last_content: int | None = None
 
 
@@ -40,8 +43,11 @@ class GraphScopes:
         self._store = store
         self._local = _ThreadFrames()
         self._lock = threading.Lock()
-        # An outermost node has no containment edge that would tell that it was placed before.
-        self._placed_roots: set[int] = set()
+        # No containment edge tells of these that they were placed before: an outermost node never
+        # has one, and what lies in a brick gets it when the brick ends.
+        self._placed: set[int] = set()
+        self.profiler: _core.ProfilerCore | None = None
+        """Whose open bricks count as scopes."""
         self.generation = 0
         self.open_count = 0
         """Open scopes of all threads together."""
@@ -67,10 +73,14 @@ class GraphScopes:
             return
         frame = self._frames()[-1]
         with graph_errors():
-            if self._store.is_contained(node) or node in self._placed_roots:
+            if self._store.is_contained(node) or node in self._placed:
+                return
+            if self.profiler is not None and self._open_bricks() > frame.depth:
+                self._placed.add(node)
+                self.profiler._place_in_open(node, kind, sequence)
                 return
             if frame.node is None:
-                self._placed_roots.add(node)
+                self._placed.add(node)
             else:
                 self._store.add_edge(frame.node, node, kind)
             if sequence and frame.last_content is not None:
@@ -80,9 +90,12 @@ class GraphScopes:
     def push(self, node: int, sequence: bool) -> int:
         """Place a node and open it."""
         self.place(node, EdgeKind.CONTAINS, sequence)
-        self._frames().append(_Frame(node))
+        self._frames().append(_Frame(node, self._open_bricks()))
         self._count(+1)
         return node
+
+    def _open_bricks(self) -> int:
+        return 0 if self.profiler is None else self.profiler._open_depth()
 
     def pop(self) -> int:
         """Close the innermost scope of the calling thread."""
@@ -121,7 +134,7 @@ class GraphScopes:
         with self._lock:
             self.generation += 1
             self.open_count = 0
-            self._placed_roots = set()
+            self._placed = set()
 
 
 class Scope:

@@ -126,7 +126,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self._final: Part | None = None
         self._report: DivergenceReport | None = None
         self._zero_copy = False
-        self._graph = ExecutionGraph()
+        self._graph = self._new_graph()
         self._graph_enabled = graph
         self._clock.prepare(self)
         self.timers = Timers(self)
@@ -366,6 +366,11 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         """Whether bricks are drawn into the execution graph."""
         return self._graph_enabled
 
+    def _new_graph(self) -> ExecutionGraph:
+        graph = ExecutionGraph()
+        graph.follow(self)
+        return graph
+
     def _draw(self, enabled: bool) -> None:
         self._graph_enabled = enabled
         _core.connect_graph(self, self._graph.store, enabled)
@@ -428,7 +433,7 @@ def _after_fork_in_child() -> None:
             continue
         with suppress(Exception):
             profiler._writer = RunWriter.join(writer.path)
-            profiler._graph = ExecutionGraph()
+            profiler._graph = profiler._new_graph()
             profiler._open_spool(profiler._writer)
             profiler._set_enabled(True)
 

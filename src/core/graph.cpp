@@ -100,15 +100,19 @@ uint32_t GraphStore::add_named_brick(std::string_view name, GraphNodeRow row) {
     return add_locked(row, nullptr);
 }
 
-uint32_t GraphStore::add_brick_with_children(GraphNodeRow row, std::span<const uint32_t> children) {
+uint32_t GraphStore::add_brick_with_children(GraphNodeRow row,
+                                             std::span<const GraphChild> children) {
     std::lock_guard lock(m_mutex);
     check_brick_locked(row);
-    for (uint32_t child : children) check_endpoint_locked(child);
+    for (const GraphChild& child : children) check_endpoint_locked(child.node);
     row.kind = NodeKind::Brick;
     const uint32_t id = admit_node_locked() ? add_locked(row, nullptr) : NO_NODE;
-    for (uint32_t child : children)
-        add_edge_locked({id, child, 1.0f, EdgeKind::Contains, {}}, nullptr);
-    add_sequence_locked(children);
+    for (const GraphChild& child : children)
+        add_edge_locked({id, child.node, 1.0f, child.kind, {}}, nullptr);
+    uint32_t previous = NO_NODE;
+    for (const GraphChild& child : children) {
+        if (child.in_sequence) follow_locked(previous, child.node);
+    }
     return id;
 }
 
@@ -195,18 +199,16 @@ bool GraphStore::add_transfer_edge(uint32_t source, uint32_t target, uint64_t by
 void GraphStore::add_sequence(std::span<const uint32_t> nodes) {
     std::lock_guard lock(m_mutex);
     for (uint32_t node : nodes) check_endpoint_locked(node);
-    add_sequence_locked(nodes);
+    uint32_t previous = NO_NODE;
+    for (uint32_t node : nodes) follow_locked(previous, node);
 }
 
 // A dropped node between two stored ones must not break the order of its neighbours.
-void GraphStore::add_sequence_locked(std::span<const uint32_t> nodes) {
-    uint32_t previous = NO_NODE;
-    for (uint32_t node : nodes) {
-        if (node == NO_NODE) continue;
-        if (previous != NO_NODE)
-            add_edge_locked({previous, node, 1.0f, EdgeKind::Sequence, {}}, nullptr);
-        previous = node;
-    }
+void GraphStore::follow_locked(uint32_t& previous, uint32_t node) {
+    if (node == NO_NODE) return;
+    if (previous != NO_NODE)
+        add_edge_locked({previous, node, 1.0f, EdgeKind::Sequence, {}}, nullptr);
+    previous = node;
 }
 
 bool GraphStore::add_edge_locked(const GraphEdgeRow& edge, const GraphDetailRow* detail) {

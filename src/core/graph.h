@@ -102,6 +102,13 @@ inline GraphNodeRow brick_row(uint32_t name, int16_t brick, int32_t layer, uint6
     return row;
 }
 
+// What stands inside a brick: how, and whether it follows what stood there before it.
+struct GraphChild {
+    uint32_t node = NO_NODE;
+    EdgeKind kind = EdgeKind::Contains;
+    bool in_sequence = true;
+};
+
 struct GraphNodeView {
     GraphNodeRow row;
     std::string name;
@@ -130,9 +137,9 @@ public:
     uint32_t add_brick(GraphNodeRow row);
     // Interns the name itself, and only when the brick is stored; row.name is ignored.
     uint32_t add_named_brick(std::string_view name, GraphNodeRow row);
-    // A brick that has finished after its contents: adds it, Contains edges to `children`, and
-    // Sequence edges between consecutive children.
-    uint32_t add_brick_with_children(GraphNodeRow row, std::span<const uint32_t> children);
+    // A brick that has finished after its contents: adds it, an edge to each of `children`, and
+    // Sequence edges between consecutive ones of those that follow each other.
+    uint32_t add_brick_with_children(GraphNodeRow row, std::span<const GraphChild> children);
     uint32_t add_kernel(std::string_view name, const KernelDetail& kernel,
                         std::optional<uint64_t> timing_ns, uint64_t start_ns = 0);
     uint32_t add_transfer(std::string_view source, std::string_view target, uint64_t bytes,
@@ -192,7 +199,7 @@ private:
     uint32_t intern_locked(std::string_view text);
     uint32_t add_locked(GraphNodeRow row, const GraphDetailRow* detail);
     bool add_edge_locked(const GraphEdgeRow& edge, const GraphDetailRow* detail);
-    void add_sequence_locked(std::span<const uint32_t> nodes);
+    void follow_locked(uint32_t& previous, uint32_t node);
     bool admit_node_locked();
     void check_brick_locked(const GraphNodeRow& row) const;
     void check_node_locked(uint32_t id) const;

@@ -115,6 +115,7 @@ class Lane final : public LaneStore {
 
     void fold();
     void set_observer(FoldObserver* observer) { m_observer = observer; }
+    FoldObserver* observer() const { return m_observer; }
     LaneHeader& header() { return *m_header; }
     // A thread has ended and another takes the lane over.
     void adopt(const LaneIdentity& identity);

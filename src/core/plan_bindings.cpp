@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -234,10 +235,12 @@ class PlanCore {
 
     void set_timed(bool timed) { m_program->set_timed(timed); }
 
-    nb::list times() const {
+    nb::list times(uint32_t first, int64_t last) const {
         nb::list out;
-        for (const PlanTime& time : m_program->times()) {
-            out.append(nb::make_tuple(time.worker, time.start_ns, time.end_ns));
+        const std::vector<PlanTime>& all = m_program->times();
+        const uint64_t end = last < 0 ? all.size() : std::min(uint64_t(last), uint64_t(all.size()));
+        for (uint64_t i = first; i < end; ++i) {
+            out.append(nb::make_tuple(all[i].worker, all[i].start_ns, all[i].end_ns));
         }
         return out;
     }
@@ -347,7 +350,8 @@ void bind_plan(nb::module_& module) {
         .def("graph_facts", &PlanCore::graph_facts, "Nodes, edges, patched kernels, instantiations.")
         .def("driver_text", &PlanCore::driver_text, "code"_a, "The driver's words for the last failure.")
         .def("set_timed", &PlanCore::set_timed, "timed"_a, "Whether runs on CPU take the time.")
-        .def("times", &PlanCore::times, "(worker, start_ns, end_ns) of each launch of the last run.")
+        .def("times", &PlanCore::times, "first"_a = 0, "last"_a = -1,
+             "(worker, start_ns, end_ns) of each launch of the last run, of some of them where asked.")
         .def_prop_ro("failed_call", &PlanCore::failed_call, "The driver's call that failed last.")
         .def_prop_ro("number", &PlanCore::number, "Number of the device.")
         .def_prop_ro("program", &PlanCore::program,

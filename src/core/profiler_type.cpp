@@ -2,6 +2,7 @@
 // rarely (opening, closing, options, devices); handles.cpp, timers.cpp and steps.cpp measure.
 #include "hot.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -370,6 +371,52 @@ PyObject* profiler_where(PyObject* self, PyObject*) {
                          "full_disk", is_full ? Py_True : Py_False);
 }
 
+// ------------------------------------------------------------------------------------ graph
+
+// How many entries of the calling thread are open up to the innermost one that will be drawn; 0 where
+// there is none. Tiles are not drawn, nor is what a device times or sampling leaves out.
+uint32_t drawn_depth(const ProfilerObject* profiler, const Lane* lane) {
+    if (profiler->mode == Mode::Off || !lane || !lane->observer()) return 0;
+    for (uint32_t at = std::min(lane->depth, MAX_DEPTH); at-- > 0;) {
+        const OpenEntry& entry = lane->stack[at];
+        if (entry.kind != OpenKind::Tile && entry.timed && !entry.start_event) return at + 1;
+    }
+    return 0;
+}
+
+Lane* lane_of_caller(ProfilerObject* profiler) {
+    return is_open(profiler) ? fast_lane(profiler) : nullptr;
+}
+
+PyObject* profiler_open_depth(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    return PyLong_FromUnsignedLong(drawn_depth(profiler, lane_of_caller(profiler)));
+}
+
+PyObject* profiler_place_in_open(PyObject* self, PyObject* args) {
+    unsigned int node = 0, kind = 0;
+    int in_sequence = 1;
+    if (!PyArg_ParseTuple(args, "IIp", &node, &kind, &in_sequence)) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    Lane* lane = lane_of_caller(profiler);
+    const uint32_t depth = drawn_depth(profiler, lane);
+    if (!depth) return raise_error("InternalError", "no brick is open on this thread");
+    const GraphChild child{node, EdgeKind(kind), in_sequence != 0};
+    if (!guarded([&] { profiler->state->recorder->place_in_open(*lane, depth - 1, child); })) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject* profiler_take_drawn(PyObject* self, PyObject*) {
+    ProfilerObject* profiler = as_profiler(self);
+    Lane* lane = lane_of_caller(profiler);
+    uint32_t node = NO_NODE;
+    if (lane && !guarded([&] { node = profiler->state->recorder->take_drawn(*lane); })) return nullptr;
+    if (node == NO_NODE) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(node);
+}
+
 #define FAST(function) \
     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(function)), METH_FASTCALL | METH_KEYWORDS
 #define KEYWORDS(function) \
@@ -416,6 +463,9 @@ PyMethodDef profiler_methods[] = {
     {"_set_overhead", profiler_set_overhead, METH_O, nullptr},
     {"_now_ns", profiler_now_ns, METH_NOARGS, nullptr},
     {"_where", profiler_where, METH_NOARGS, nullptr},
+    {"_open_depth", profiler_open_depth, METH_NOARGS, nullptr},
+    {"_place_in_open", profiler_place_in_open, METH_VARARGS, nullptr},
+    {"_take_drawn", profiler_take_drawn, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyObject* set_vocabulary(PyObject*, PyObject* list) {

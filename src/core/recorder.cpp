@@ -1,7 +1,9 @@
 #include "recorder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 namespace brickline {
 
@@ -13,6 +15,7 @@ class Recorder::Painter final : public FoldObserver {
 
     void on_brick(const BrickRecord& record, uint64_t start_ns, uint64_t duration_ns,
                   uint64_t elements) override {
+        m_last_drawn = NO_NODE;
         if (record.flags & RECORD_IS_WORK) {
             for (auto& open : m_open) open.clear();
             m_deepest = 0;
@@ -34,8 +37,9 @@ class Recorder::Painter final : public FoldObserver {
         const uint32_t node = m_graph.add_brick_with_children(
             brick_row(name, int16_t(slot.brick), slot.layer, duration_ns, elements, start_ns),
             is_step ? by_layer(children) : plain(children));
+        m_last_drawn = node;
         if (record.depth > 0) {
-            m_open[record.depth].push_back({node, slot.layer});
+            m_open[record.depth].push_back({{node}, slot.layer});
             return;
         }
         if (m_last_root != NO_NODE) {
@@ -44,6 +48,13 @@ class Recorder::Painter final : public FoldObserver {
         }
         m_last_root = node;
     }
+
+    // Puts a node into the entry that is open at a depth and will be drawn when it is left.
+    void place(uint32_t depth, const GraphChild& child) {
+        m_open[depth + 1].push_back({child, -1});
+        m_deepest = std::max(m_deepest, depth + 1);
+    }
+    uint32_t take_drawn() { return std::exchange(m_last_drawn, NO_NODE); }
 
   private:
     static constexpr uint8_t NOT_DRAWN = RECORD_TILE | RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE |
@@ -60,37 +71,38 @@ class Recorder::Painter final : public FoldObserver {
     }
 
     struct Child {
-        uint32_t node;
+        GraphChild place;
         int32_t layer;
     };
 
-    static std::vector<uint32_t> plain(const std::vector<Child>& children) {
-        std::vector<uint32_t> nodes;
-        for (const Child& child : children) nodes.push_back(child.node);
-        return nodes;
+    static std::vector<GraphChild> plain(const std::vector<Child>& children) {
+        std::vector<GraphChild> places;
+        for (const Child& child : children) places.push_back(child.place);
+        return places;
     }
 
     // What a step holds: neighbours of the same layer stand together in a layer's node.
-    std::vector<uint32_t> by_layer(const std::vector<Child>& children) {
-        std::vector<uint32_t> nodes;
+    std::vector<GraphChild> by_layer(const std::vector<Child>& children) {
+        std::vector<GraphChild> places;
         for (size_t first = 0; first < children.size();) {
             const int32_t layer = children[first].layer;
             size_t end = first + 1;
             while (end < children.size() && children[end].layer == layer) ++end;
             if (layer < 0) {
-                for (size_t at = first; at < end; ++at) nodes.push_back(children[at].node);
+                for (size_t at = first; at < end; ++at) places.push_back(children[at].place);
             } else {
-                nodes.push_back(m_graph.add_layer(layer, std::nullopt));
+                places.push_back({m_graph.add_layer(layer, std::nullopt)});
                 std::vector<uint32_t> inner;
                 for (size_t at = first; at < end; ++at) {
-                    m_graph.add_edge(nodes.back(), children[at].node, EdgeKind::Contains);
-                    inner.push_back(children[at].node);
+                    const uint32_t node = children[at].place.node;
+                    m_graph.add_edge(places.back().node, node, EdgeKind::Contains);
+                    inner.push_back(node);
                 }
                 m_graph.add_sequence(inner);
             }
             first = end;
         }
-        return nodes;
+        return places;
     }
 
     static std::string step_name(const std::string& phase) {
@@ -99,9 +111,10 @@ class Recorder::Painter final : public FoldObserver {
 
     GraphStore& m_graph;
     const SlotList& m_slots;
-    std::vector<Child> m_open[MAX_DEPTH];
+    std::vector<Child> m_open[MAX_DEPTH + 1];  // what finished inside an entry stands one deeper
     uint32_t m_deepest = 0;
     uint32_t m_last_root = NO_NODE;
+    uint32_t m_last_drawn = NO_NODE;
 };
 
 // Writes the graph's rows to the spool as they are added.
@@ -219,6 +232,21 @@ void Recorder::flush() {
     for (auto& lane : m_lanes) {
         if (lane->header().device < 0) lane->fold();
     }
+}
+
+// Lanes are observed by painters alone.
+void Recorder::place_in_open(Lane& lane, uint32_t depth, const GraphChild& child) {
+    std::lock_guard guard(m_mutex);
+    if (!m_open || !lane.observer()) return;
+    lane.fold();  // what finished before stands before it
+    static_cast<Painter*>(lane.observer())->place(depth, child);
+}
+
+uint32_t Recorder::take_drawn(Lane& lane) {
+    std::lock_guard guard(m_mutex);
+    if (!m_open || !lane.observer()) return NO_NODE;
+    lane.fold();
+    return static_cast<Painter*>(lane.observer())->take_drawn();
 }
 
 void Recorder::set_graph(GraphStore* graph) {

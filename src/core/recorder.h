@@ -79,6 +79,11 @@ class Recorder {
     // Draw finished bricks into `graph`, which the caller keeps alive; nullptr stops.
     void set_graph(GraphStore* graph);
     void connect_graph_table(GraphStore* graph);
+    // Puts a node into the entry of a lane that is open at a depth; that is drawn when it is left.
+    void place_in_open(Lane& lane, uint32_t depth, const GraphChild& child);
+    // The node that the entry which a lane's thread left last has become; NO_NODE where it is not
+    // drawn, or was asked for before.
+    uint32_t take_drawn(Lane& lane);
 
     void close();
     void abandon();  // in a forked child

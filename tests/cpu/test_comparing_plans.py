@@ -86,6 +86,7 @@ def test_a_launch_notes_its_arguments_and_which_of_them_are_ends(right: Path) ->
     assert first == {
         "level": "launch",
         "plan": "mlp",
+        "brick": "RmsNorm",
         "kernel": rms_norm().short,
         "reads": [["x", "x"], ["weight", "w"]],
         "writes": [["y", "h"]],

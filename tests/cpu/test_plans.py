@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -34,7 +35,14 @@ from threads_together import in_threads
 import brickline as bl
 from brickline.cache import KernelCache
 from brickline.errors import CompileError, DeviceError, LaunchError, PlanError, SymbolicError
-from brickline.graph_rows import EdgeKind, TransferDetail, TransferDirection
+from brickline.graph import DROPPED_NODE, KernelRegistry
+from brickline.graph_rows import (
+    EdgeKind,
+    KernelDetail,
+    NodeKind,
+    TransferDetail,
+    TransferDirection,
+)
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.kernels.catalog import residual, rms_norm, silu_gate
 from brickline.plan import Plan
@@ -919,16 +927,61 @@ def test_a_profiler_is_told_of_bricks_layers_and_dependencies(
     assert run.read("x").tobytes() == expected.read("x").tobytes(), "watching changes nothing"
 
 
-def test_traces_have_names_of_their_own(cache: KernelCache, profiler: bl.BrickProfiler) -> None:
-    run = watched_plan().prepare("CPU", cache=cache, profiler=profiler, fingerprints=True)
+@pytest.mark.parametrize("executor", ["serial", "parallel", "megakernel"])
+def test_a_trace_has_kernel_brick_checksums_and_time_at_once(
+    cache: KernelCache, profiler: bl.BrickProfiler, executor: str
+) -> None:
+    plan = watched_plan()
+    run = plan.prepare("CPU", executor, cache=cache, profiler=profiler, fingerprints=True)
     filled(run)()
     run()
-    traces = profiler.kernel_traces()
-    keys = [(trace.kernel_name, trace.layer_idx, trace.position) for trace in traces]
-    assert len(set(keys)) == len(keys) == 16
-    assert [name for name, layer, position in keys if (layer, position) == (1, 0)] == [
-        *("RmsNorm", "Gate", "Add", "Add#2")
-    ]
+    part = profiler._part()
+    assert part is not None
+    for place, (trace, row) in enumerate(zip(profiler.kernel_traces(), part.traces, strict=True)):
+        launch = plan.launches[place % 8]
+        assert (trace.kernel_name, trace.layer_idx) == (launch.kernel.name, launch.layer)
+        assert trace.position == place // 8
+        assert (trace.input_checksum is None, trace.output_checksum is None) == (False, False)
+        assert trace.time_us == (row["end_ns"] - row["start_ns"]) / 1e3 > 0
+        (slot,) = part.slots[part.slots["slot"] == row["slot"]]
+        known = profiler.brick(launch.brick, launch.layer)
+        assert (part.string(slot["name"]), slot["layer"]) == (known.name, launch.layer)
+        assert row["kernel_hash"] == KernelRegistry.hash_source(launch.kernel.source)
+        assert row["ordinal"] == (place % 4 == 3), "the second residual of its layer"
+        brick = json.loads(trace.params)["brick"]
+        assert brick == ("RmsNorm", "Gate", "Add", "Add#2")[place % 4]
+
+
+@pytest.mark.parametrize("fingerprints", [False, True])
+@pytest.mark.parametrize("executor", ["serial", "parallel", "megakernel"])
+def test_a_kernel_is_launched_by_its_brick_once(
+    cache: KernelCache, profiler: bl.BrickProfiler, executor: str, fingerprints: bool
+) -> None:
+    plan = watched_plan()
+    options = {"profiler": profiler, "fingerprints": fingerprints}
+    run = filled(plan.prepare("CPU", executor, cache=cache, **options))
+    with profiler.step(phase="decode"):
+        run()
+        run()
+    graph = profiler.graph
+    kernels = graph.kernel_nodes()
+    assert [node.name for node in kernels] == [each.kernel.name for each in plan.launches] * 2
+    for node, launch in zip(kernels, plan.launches * 2, strict=True):
+        registry = KernelRegistry()
+        known = registry.register(launch.kernel.name, launch.kernel.source)
+        assert isinstance(node.detail, KernelDetail)
+        assert node.detail.source_hash == known
+        (edge,) = [e for e in graph.incoming_edges(node.id) if e.kind is EdgeKind.LAUNCHES]
+        brick = graph.node(edge.source)
+        assert (brick.kind, brick.layer) == (NodeKind.BRICK, launch.layer)
+        assert profiler.brick_stats(launch.brick).name == brick.name
+        assert (node.timing_ns, brick.timing_ns) != (None, None)
+    drawn = [node for node in graph.nodes() if node.kind is NodeKind.BRICK]
+    assert len(drawn) == len(kernels) + 1, "no launch twice, and the step"
+    containers = graph.store.containers().tolist()
+    roots = [node.name for node in graph.nodes() if containers[node.id] == DROPPED_NODE]
+    assert roots == ["Step (decode)"]
+    assert graph.critical_path().total_ns > 0
 
 
 def test_copies_to_the_device_are_drawn(cache: KernelCache, profiler: bl.BrickProfiler) -> None:

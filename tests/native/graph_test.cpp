@@ -51,12 +51,12 @@ uint32_t add_brick(GraphStore& store, const char* name, uint64_t timing_ns) {
 
 void test_bricks_in_post_order() {
     GraphStore store;
-    std::vector<uint32_t> children;
-    for (uint64_t t : {50, 200, 150, 300}) children.push_back(add_brick(store, "child", t));
+    std::vector<GraphChild> children;
+    for (uint64_t t : {50, 200, 150, 300}) children.push_back({add_brick(store, "child", t)});
     const GraphNodeRow parent = brick_row(store.intern("parent"), -1, 0, 710, 1);
     const uint32_t id = store.add_brick_with_children(parent, children);
     check(store.counts().edges == 7, "four Contains and three Sequence edges");
-    check(store.outgoing(id).size() == 4 && store.incoming(children[3]).size() == 2,
+    check(store.outgoing(id).size() == 4 && store.incoming(children[3].node).size() == 2,
           "edges are found from both ends");
     const CriticalPath path = critical_path(store);
     check(path.total_ns == 710, "a container's time is not added to its contents'");
@@ -70,7 +70,7 @@ void test_dropped_nodes() {
     GraphStore store(2);
     const uint32_t a = add_brick(store, "a", 1);
     const uint32_t b = add_brick(store, "b", 2);
-    const uint32_t children[] = {a, NO_NODE, b};
+    const GraphChild children[] = {{a}, {}, {b}};
     const GraphNodeRow row = brick_row(store.intern("c"), -1, -1, 3, 1);
     check(store.add_brick_with_children(row, children) == NO_NODE, "budget refuses the third node");
     check(store.counts().edges == 1 && store.counts().dropped_nodes == 1,
@@ -102,7 +102,7 @@ void test_deep_and_wide() {
     GraphStore store;
     uint32_t inner = add_brick(store, "n", 1);
     for (uint32_t i = 1; i < DEPTH; ++i) {
-        const uint32_t child[] = {inner};
+        const GraphChild child[] = {{inner}};
         inner = store.add_brick_with_children(brick_row(store.intern("n"), -1, -1, i + 1, 1), child);
     }
     const CriticalPath path = critical_path(store);
@@ -238,8 +238,9 @@ void test_threads() {
     for (int worker = 0; worker < WORKERS; ++worker)
         workers.emplace_back([&store] {
             for (int i = 0; i < ROUNDS; ++i) {
-                const uint32_t children[] = {add_brick(store, "leaf", 10),
-                                             store.add_kernel("k", kernel_detail(1, 1), 5)};
+                const GraphChild children[] = {
+                    {add_brick(store, "leaf", 10)},
+                    {store.add_kernel("k", kernel_detail(1, 1), 5), EdgeKind::Launches}};
                 store.add_brick_with_children(brick_row(store.intern("root"), 0, i, 15, 1),
                                               children);
             }

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ import brickline as bl
 from brickline import BrickCategory, BrickId, BrickProfiler, Sampling, SyncMode, TileLevel
 from brickline.abi import RecordFlag
 from brickline.errors import RunExists, UsageError
-from brickline.graph import EdgeKind, NodeKind
+from brickline.graph import EdgeKind, NodeKind, TransferDirection
 
 
 @pytest.fixture(autouse=True)
@@ -1124,6 +1125,105 @@ def test_what_is_out_of_order_or_supplied_is_not_drawn(make: Make) -> None:
     assert {node.name for node in graph.nodes()} == {"Inside", "Next"}
     contains = [edge for edge in graph.edges() if edge.kind is EdgeKind.CONTAINS]
     assert contains == [], "Inside is no part of Next"
+
+
+def links(p: BrickProfiler, *kinds: EdgeKind) -> list[tuple[str, str, str]]:
+    graph = p.graph
+    return [
+        (graph.node(edge.source).name, edge.kind.label, graph.node(edge.target).name)
+        for edge in graph.edges()
+        if not kinds or edge.kind in kinds
+    ]
+
+
+def test_a_kernel_is_a_child_of_the_brick_it_is_recorded_in(make: Make) -> None:
+    p = make(graph=True)
+    with p.step(phase="decode"):
+        spend(p, "Before", 10)
+        with p.brick("RmsNorm", layer=0):
+            p.graph.record_kernel_launch("square", 7, grid=4, timing_ns=5)
+            with p.brick("inner"):
+                p.graph.record_kernel_launch("sum", timing_ns=2)
+            p.graph.record_kernel_launch("scale", timing_ns=3)
+            p.graph.record_transfer("gpu:y", "host", 8, TransferDirection.DEVICE_TO_HOST)
+            p.advance(20)
+        p.graph.record_kernel_launch("sample")
+    p.graph.record_kernel_launch("outside")
+    launches = [
+        ("inner", "Launches", "sum"),
+        ("RmsNorm", "Launches", "square"),
+        ("RmsNorm", "Launches", "scale"),
+        ("Step (decode)", "Launches", "sample"),
+    ]
+    assert links(p, EdgeKind.LAUNCHES) == launches
+    order = ["square", "inner", "scale", "D2H:gpu:y->host"]
+    inside = [each for each in links(p) if each[0] in order]
+    assert inside[1:] == list(zip(order, ["Sequence"] * 3, order[1:], strict=False))
+    assert p.graph.critical_path().total_ns == 30
+    assert p.graph.node_by_name("square").detail.source_hash == 7  # type: ignore[union-attr]
+    p.close()
+    assert links(p, EdgeKind.LAUNCHES) == launches, "once"
+
+
+def test_of_a_scope_and_a_brick_the_inner_one_has_the_kernel(make: Make) -> None:
+    p = make(graph=True)
+    graph = p.graph
+    with graph.scope(graph.add_function("outer")), p.brick("A"):
+        graph.record_kernel_launch("of A")
+        with graph.scope(graph.add_function("inner")):
+            graph.record_kernel_launch("of inner")
+            with p.brick("B"):
+                graph.record_kernel_launch("of B", sequence=False)
+                graph.record_kernel_launch("of B too", sequence=False)
+    assert links(p, EdgeKind.LAUNCHES, EdgeKind.CONTAINS) == [
+        ("inner", "Launches", "of inner"),
+        ("B", "Launches", "of B"),
+        ("B", "Launches", "of B too"),
+        ("A", "Launches", "of A"),
+        ("A", "Contains", "inner"),
+        ("A", "Contains", "B"),
+    ]
+    assert ("of B", "Sequence", "of B too") not in links(p), "they overlap"
+
+
+def test_a_brick_that_is_not_drawn_hands_its_kernels_on(make: Make) -> None:
+    p = make(graph=True, sampling=Sampling(layers=2))
+    tile = TileLevel.MACRO
+    with p.step(), p.brick("timed", layer=0), p.brick("left out", layer=1):
+        timer = p.tiles.start(tile)
+        p.graph.record_kernel_launch("k")
+        p.tiles.stop(timer)
+    assert links(p, EdgeKind.LAUNCHES) == [("timed", "Launches", "k")]
+    p.disable_graph()
+    with p.brick("off"):
+        p.graph.record_kernel_launch("alone")
+    p.enable_graph()
+    with p.brick("a"), p.brick("b"):
+        with p.brick("c"):
+            p.graph.record_kernel_launch("deep")
+        p.reset()
+        p.graph.record_kernel_launch("after reset")
+    assert links(p) == []
+    assert [node.name for node in p.graph.nodes()] == ["after reset"]
+
+
+def test_kernels_of_several_threads_stay_in_their_bricks(make: Make) -> None:
+    p = make(graph=True)
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with p.brick(f"brick {number}"):
+                p.graph.record_kernel_launch(f"kernel {number}")
+                p.brick_stats("brick 0")  # folds the lanes of all threads
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    launches = links(p, EdgeKind.LAUNCHES)
+    assert len(launches) == 60
+    assert {(a[-1], b[-1]) for a, _, b in launches} == {("0", "0"), ("1", "1"), ("2", "2")}
 
 
 # -------------------------------------------------------------------------------- traces, run, save

@@ -109,7 +109,7 @@ class Side:
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
     def path(self, row: int) -> str:
-        """Return the name of a launch: its module path, or its kernel."""
+        """Return the name of a launch: its module path, its brick in a plan, or its kernel."""
         return self.words[int(self.name[row])]
 
     def plan_of(self, row: int) -> dict[str, Any]:
@@ -221,13 +221,22 @@ def _launches_of(part: Part, number: int, words: Vocabulary) -> dict[str, Any]:
     documents = [_parsed(part.string(int(each))) for each in params]
     names, names_at = np.unique(rows["name"], return_inverse=True)
     texts = [part.string(int(each)) for each in names]
+    # Plans are held against each other by their bricks: another kernel may do the same work.
+    bricks = [_brick_of_launch(each) for each in documents]
+    planned = np.array([bool(each) for each in bricks], bool)[params_at.reshape(-1)]
     slots = {int(each["slot"]): words.number(part.string(each["name"])) for each in part.slots}
     used, used_at = np.unique(rows["slot"], return_inverse=True)
     trace = rows["trace"].astype(np.int64)
     return {
-        "name": _looked_up([words.number(text) for text in texts], names_at),
-        "kind": _looked_up(
-            [words.number(_LAYER.sub("#", text, count=1)) for text in texts], names_at
+        "name": np.where(
+            planned,
+            _looked_up([words.number(each) for each in bricks], params_at),
+            _looked_up([words.number(text) for text in texts], names_at),
+        ),
+        "kind": np.where(
+            planned,
+            _looked_up([_kind_number(each, words) for each in bricks], params_at),
+            _looked_up([_kind_number(text, words) for text in texts], names_at),
         ),
         "type": _looked_up([_type_number(each, words) for each in documents], params_at),
         "level": _looked_up(
@@ -235,7 +244,7 @@ def _launches_of(part: Part, number: int, words: Vocabulary) -> dict[str, Any]:
         ),
         "layer": rows["layer"].astype(np.int64),
         "position": rows["position"].astype(np.int64),
-        "ordinal": rows["ordinal"].astype(np.int64),
+        "ordinal": np.where(planned, 0, rows["ordinal"].astype(np.int64)),
         "parent": _rows_of(rows["parent"].astype(np.int64), trace),
         "direction": rows["direction"].astype(np.int64),
         "rank": rows["rank"].astype(np.int64),
@@ -322,6 +331,16 @@ def _parsed(text: str) -> dict[str, Any]:
 def _type_number(document: dict[str, Any], words: Vocabulary) -> int:
     found = document.get("type")
     return words.number(found) if isinstance(found, str) else -1
+
+
+def _kind_number(name: str, words: Vocabulary) -> int:
+    return words.number(_LAYER.sub("#", name, count=1))
+
+
+def _brick_of_launch(document: dict[str, Any]) -> str:
+    """Return the brick of a plan's launch, numbered within its layer; empty where none is noted."""
+    found = document.get("brick")
+    return found if document.get("level") == "launch" and isinstance(found, str) else ""
 
 
 def _kernel_number(document: dict[str, Any], words: Vocabulary) -> int:

@@ -7,17 +7,19 @@ fingerprints every launch is run by itself, waited for, and its memory read.
 
 A traced launch has as its params::
 
-    {"level": "launch", "plan": "mlp", "kernel": "residual_1f0c93aa",
+    {"level": "launch", "plan": "mlp", "brick": "Residual#2", "kernel": "residual_1f0c93aa",
      "reads": [["a", "x"], ["b", "hidden"]], "writes": [["y", "y"]],
      "entering": ["a"], "results": ["y"], "settings": {"n": 7}}
 
-`reads` and `writes` have each argument with its buffer, in the order of the trace's inputs and
-outputs; `entering` what no launch before it writes, `results` what no launch after it reads.
+`brick` is numbered where a layer has several of one name, so that no two launches share it. `reads`
+and `writes` have each argument with its buffer, in the order of the trace's inputs and outputs;
+`entering` what no launch before it writes, `results` what no launch after it reads.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline.buffers import Buffer
-from brickline.device.base import Device, open_device
+from brickline.device.base import Device, Event, open_device
 from brickline.errors import DeviceError
 from brickline.executor.megakernel.program import ProgramExecutor
 from brickline.executor.megakernel.telling import tell_profiler
-from brickline.graph import TransferDirection
+from brickline.graph import EdgeKind, KernelRegistry, TransferDirection
 from brickline.kernel import Param
+from brickline.launch_traces import write_launch
 from brickline.plan_buffers import PlanBuffer
 from brickline.plan_launches import Launch, entering, evaluated, launch_names, results
 from brickline.symbolic import Expr
@@ -65,7 +68,8 @@ class Watcher:
         self._overlaps = self._program is not None or (is_parallel and is_whole)
         """Whether launches are told after a run, with the times that were taken within it."""
         self._launches: Sequence[Launch] = prepared._launches
-        self._names = launch_names(self._launches)
+        hashes = {each.kernel.source for each in self._launches}
+        self._hashes = {source: KernelRegistry.hash_source(source) for source in hashes}
         self._handles = [self._handle(launch) for launch in self._launches]
         self._varying = [
             launch.number
@@ -73,6 +77,9 @@ class Watcher:
             if any(isinstance(each, Expr) for each in launch.work)
         ]
         self._facts = _facts_of(prepared.plan.name, self._launches) if fingerprints else []
+        self._ordinals = _ordinals_of(self._launches)
+        self._drawn: list[int | None] = []
+        """The node of each launch's brick; None where the profiler drew none."""
         self._captured: int | None = None
         self._drawn_transfers = False
 
@@ -89,7 +96,9 @@ class Watcher:
         for number in self._varying:
             self._handles[number] = self._handle(self._launches[number])
         draw = self._profiler.is_graph_enabled()
-        self._core.set_timed(draw or self._overlaps)
+        self._core.set_timed(draw or self._overlaps or self._fingerprints)
+        self._drawn = []
+        self._profiler._take_drawn()
         outcome = self._ran(stream, position)
         if outcome[1]:
             return outcome
@@ -126,9 +135,15 @@ class Watcher:
         for number, handle in enumerate(self._handles):
             with handle:
                 outcome = self._core.run_serial(stream, number, number + 1)
+            self._note_brick()
             if outcome[1]:
                 return number, outcome[1], number
         return len(self._handles), 0, outcome[2]
+
+    def _note_brick(self) -> None:
+        """Note which node the brick that was just left has become."""
+        if self._profiler.is_graph_enabled():
+            self._drawn.append(self._profiler._take_drawn())
 
     def _tell_times(self, times: Times) -> None:
         for launch, time in zip(self._launches, times, strict=True):
@@ -174,9 +189,8 @@ class Watcher:
 
     def _traced(self, stream: int, position: int) -> Outcome:
         device, values = self._prepared._device, self._prepared.values
-        for launch, handle, name, facts in zip(
-            self._launches, self._handles, self._names, self._facts, strict=True
-        ):
+        events = (device.event(), device.event()) if device.name.startswith("CUDA") else None
+        for launch, handle, facts in zip(self._launches, self._handles, self._facts, strict=True):
             given = list(launch.buffers())
             inputs = [
                 self._tensor(launch, param, each, changes=param.access.writes)
@@ -184,14 +198,22 @@ class Watcher:
                 if param.access.reads
             ]
             with handle:
+                if events is not None:
+                    events[0].record(stream)
                 outcome = self._core.run_serial(stream, launch.number, launch.number + 1)
+                if events is not None:
+                    events[1].record(stream)
+            self._note_brick()
             if outcome[1]:
                 return launch.number, outcome[1], launch.number
             device.synchronize()
-            self._profiler.trace(
-                name,
-                launch.layer,
-                position,
+            ended_ns, time_us = self._time_of(launch.number, events)
+            write_launch(
+                self._profiler.traces,
+                ended_ns,
+                name=launch.kernel.name,
+                layer=launch.layer,
+                position=position,
                 inputs=inputs,
                 outputs=[
                     self._tensor(launch, param, each)
@@ -199,9 +221,22 @@ class Watcher:
                     if param.access.writes
                 ],
                 params={**facts, "settings": launch.scalars(values)},
+                time_us=time_us,
                 backend=self._prepared.device.partition(":")[0],
+                slot=handle.slot,
+                ordinal=self._ordinals[launch.number],
+                kernel_hash=self._hashes[launch.kernel.source],
             )
         return len(self._launches), 0, -1
+
+    def _time_of(self, number: int, events: tuple[Event, Event] | None) -> tuple[int, float | None]:
+        """Return when a launch ended and how long it took, on a device between two events."""
+        if events is not None:
+            return self._profiler._now_ns(), events[1].ns_since(events[0]) / 1e3
+        if self._prepared.device != "CPU":
+            return self._profiler._now_ns(), None
+        ((_, began, ended),) = self._core.times(number, number + 1)
+        return ended, (ended - began) / 1e3
 
     def _tensor(
         self, launch: Launch, param: Param, given: PlanBuffer, *, changes: bool = False
@@ -237,9 +272,10 @@ class Watcher:
     # -------------------------------------------------------------------------------------- graph
 
     def _draw(self, times: Times) -> None:
-        """Add a node for each launch, and an edge for each launch that it waited for.
+        """Add a kernel for each launch to its brick, and an edge for each that it waited for.
 
-        One that was not run has no time, and follows the one that computed its values.
+        One that was not run has no time, and follows the one that computed its values. A brick that
+        the profiler did not draw, as one whose time was told after the run, is added as well.
         """
         graph, prepared = self._profiler.graph, self._prepared
         if not self._drawn_transfers:
@@ -255,20 +291,27 @@ class Watcher:
                     else TransferDirection.DEVICE_TO_HOST,
                 )
         nodes: list[int] = []
-        for launch, name, time in zip(self._launches, self._names, times, strict=True):
+        bricks = self._drawn or [None] * len(self._launches)
+        for launch, drawn, time in zip(self._launches, bricks, times, strict=True):
             sizes = [evaluated(size, prepared.values) for size in launch.sizes]
-            began, ended = (None, None) if time is None else time
+            span = {} if time is None else {"timing_ns": max(time[1] - time[0], 0)}
+            span |= {} if time is None else {"start_ns": time[0]}
+            brick = drawn
+            if brick is None:
+                brick = graph.record_brick(
+                    launch.brick, layer=launch.layer, sequence=not self._overlaps, **span
+                )
             nodes.append(
                 graph.add_kernel(
-                    name,
-                    int(launch.kernel.digest[:16], 16),
+                    launch.kernel.name,
+                    self._hashes[launch.kernel.source],
                     tuple(sizes[:3]),
                     tuple(sizes[3:6]),
                     sizes[6],
-                    timing_ns=None if began is None or ended is None else max(ended - began, 0),
-                    start_ns=began,
+                    **span,
                 )
             )
+            graph.add_edge(brick, nodes[-1], EdgeKind.LAUNCHES)
             for earlier in self._waits(launch):
                 graph.add_dependency(nodes[earlier], nodes[-1])
 
@@ -298,13 +341,14 @@ def _facts_of(plan: str, launches: Sequence[Launch]) -> list[dict[str, Any]]:
     first = entering(launches)
     last = {(launch.number, param.name) for launch, param, _ in results(launches)}
     found = []
-    for launch in launches:
+    for launch, brick in zip(launches, launch_names(launches), strict=True):
         named = [(param, (param.name, buffer.name)) for param, buffer in launch.buffers()]
         numbered = [(launch.number, param.name) for param, _ in named]
         found.append(
             {
                 "level": "launch",
                 "plan": plan,
+                "brick": brick,
                 "kernel": launch.kernel.short,
                 "reads": [names for param, names in named if param.access.reads],
                 "writes": [names for param, names in named if param.access.writes],
@@ -312,6 +356,16 @@ def _facts_of(plan: str, launches: Sequence[Launch]) -> list[dict[str, Any]]:
                 "results": [place[1] for place in numbered if place in last],
             }
         )
+    return found
+
+
+def _ordinals_of(launches: Sequence[Launch]) -> list[int]:
+    """Return of each launch how many before it have its kernel's name and its layer."""
+    seen: Counter[tuple[str, int | None]] = Counter()
+    found = []
+    for launch in launches:
+        found.append(seen[launch.kernel.name, launch.layer])
+        seen[launch.kernel.name, launch.layer] += 1
     return found
 
 

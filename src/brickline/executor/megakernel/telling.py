@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from brickline.abi import NO_SLOT
 from brickline.errors import UsageError
 from brickline.megakernel_report import MegakernelReport
 from brickline.tiles import TileLevel
@@ -83,10 +84,15 @@ def _tell_traces(report: MegakernelReport, profiler: BrickProfiler, position: in
         }
         name, layer = report.ops[tasks.op[task]], int(tasks.layer[task])
         seen[name, layer] += 1
+        brick = int(tasks.brick[task])
+        handle = None
+        if brick >= 0:
+            handle = profiler.brick(report.bricks[brick], None if layer < 0 else layer)
         profiler.traces.write(
             profiler.traces.reserve(),
             name=name,
             layer=layer,
+            slot=NO_SLOT if handle is None else handle.slot,
             position=position,
             ordinal=seen[name, layer] - 1,
             backend=kind,
