@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from brickline import _core
+from brickline import _core, abi
 from brickline.bricks import BrickId
 from brickline.device.base import Sampling, SyncMode, open_clock
 from brickline.errors import CountError, RunError, UsageError
@@ -271,6 +271,20 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self._graph.clear()
         self._open_spool(self._writer)
         self._set_enabled(enabled)
+
+    def reset_brick(self, brick: BrickId | str) -> None:
+        """Forget the statistics of one brick, in all its layers and phases, and go on recording.
+
+        Traces, the graph and the timeline keep what happened. To correct a figure, reset the brick
+        and give the right ones to `record_elapsed`.
+
+        Raises:
+            UsageError: if there is no such brick id, or the profiler was closed.
+        """
+        if self._writer is not None and self._writer.closed:
+            raise UsageError(f"the profiler {self.name!r} was closed, and its run is finished")
+        self._drain()
+        self._forget(abi.SlotKind.BRICK, brick)
 
     def __enter__(self) -> BrickProfiler:
         return self

@@ -79,6 +79,9 @@ class DeviceSpans {
     std::string before_replay(uint64_t graph);
     void replayed(uint64_t graph, uint8_t phase, uint32_t step);
 
+    // While it is held no span reaches a lane.
+    std::unique_lock<std::mutex> hold_lanes() { return std::unique_lock(m_resolving); }
+
     uint64_t pending() const { return m_pending; }
     void stop();
 

@@ -20,15 +20,6 @@ constexpr uint8_t NOT_IN_COVERAGE =
 
 constexpr uint8_t COUNTED_FLAGS = RECORD_OUT_OF_ORDER | RECORD_APPROXIMATE | RECORD_HOST_BOUND;
 
-void init_node(Node& node, uint32_t slot, uint32_t phase) {
-    node.slot = slot;
-    node.phase = uint16_t(phase);
-    node.min_ns = ~0ull;
-    node.min_cycles = ~0ull;
-    node.first_ns = ~0ull;
-    std::fill(std::begin(node.chunk), std::end(node.chunk), NO_CHUNK);
-}
-
 // What was finished inside an entry without a time of its own counts for what encloses it.
 void pass_on(LaneHeader& header, uint32_t depth) {
     uint64_t inner = 0;
@@ -128,10 +119,23 @@ void add_cycles(Node& node, const WorkRecord& work) {
 
 }  // namespace
 
+void clear_node(Node& node) {
+    Node fresh{};
+    fresh.slot = node.slot;
+    fresh.phase = node.phase;
+    fresh.min_ns = fresh.min_cycles = fresh.first_ns = ~0ull;
+    std::copy(std::begin(node.chunk), std::end(node.chunk), fresh.chunk);
+    fresh.batch = node.batch;
+    node = fresh;
+}
+
 LaneStore::Placed<Node>* LaneStore::add_node(uint32_t slot, uint32_t phase) {
     Placed<Node> fresh = new_node();
     if (!fresh.at) return nullptr;
-    init_node(*fresh.at, slot, phase);
+    fresh.at->slot = slot;
+    fresh.at->phase = uint16_t(phase);
+    std::fill(std::begin(fresh.at->chunk), std::end(fresh.at->chunk), NO_CHUNK);
+    clear_node(*fresh.at);
     nodes.push_back(fresh);
     index_node(uint32_t(nodes.size() - 1));
     return &nodes.back();

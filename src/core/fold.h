@@ -128,6 +128,9 @@ class LaneStore {
     std::unordered_map<CellKey, uint32_t, CellHash> m_cell_index;
 };
 
+// Back to what a node is before its first entry; its histogram's chunks stay its own.
+void clear_node(Node& node);
+
 constexpr uint32_t MAX_CELLS = 4096;  // distinct tile positions of a lane; the rest share one cell
 
 // Lane times to nanoseconds.

@@ -54,11 +54,21 @@ void Lane::adopt(const LaneIdentity& identity) {
     set_step(&own_step);
 }
 
+// Statistics change between these two; a reader that sees the number move looks again.
+void Lane::begin_change() {
+    std::atomic_ref<uint64_t>(m_header->sequence)
+        .store(m_header->sequence + 1, std::memory_order_release);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void Lane::end_change() {
+    std::atomic_ref<uint64_t>(m_header->sequence)
+        .store(m_header->sequence + 1, std::memory_order_release);
+}
+
 void Lane::fold() {
     const uint64_t began = monotonic_ns();
-    std::atomic_ref<uint64_t> sequence(m_header->sequence);
-    sequence.store(m_header->sequence + 1, std::memory_order_release);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    begin_change();
     TickScale scale;
     if (m_header->clock_domain != uint32_t(ClockDomain::Cuda)) {
         m_spool.refine_clock(m_source);
@@ -74,7 +84,40 @@ void Lane::fold() {
         std::atomic_ref<uint64_t>(m_spool.header().lost_records)
             .fetch_add(m_header->lost - lost, std::memory_order_relaxed);
     }
-    sequence.store(m_header->sequence + 1, std::memory_order_release);
+    end_change();
+}
+
+void Lane::forget(const std::vector<bool>& slots) {
+    fold();
+    begin_change();
+    Journal journal(*m_header, m_journal_area);
+    for (Placed<Node>& placed : nodes) {
+        Node& node = *placed.at;
+        if (node.slot >= slots.size() || !slots[node.slot]) continue;
+        journal.save<sizeof(Node)>(placed.offset, &node);
+        for (const uint32_t number : node.chunk) {
+            if (number == NO_CHUNK) continue;
+            const Chunk& chunk = chunks[number];
+            journal.save<HIST_CHUNK_BINS * 8>(chunk.offset, chunk.at);
+            std::fill_n(chunk.at, HIST_CHUNK_BINS, 0);
+        }
+        clear_node(node);
+        journal.clear();
+    }
+    for (Placed<TileCell>& placed : cells) {
+        TileCell& cell = *placed.at;
+        if (cell.slot >= slots.size() || !slots[cell.slot]) continue;
+        journal.save<sizeof(TileCell)>(placed.offset, &cell);
+        cell = {cell.slot, cell.row, cell.column, 0, 0, 0, ~0ull, 0, 0, cell.batch};
+        journal.clear();
+    }
+    for (const std::vector<CountRow*>& counters : m_phase_counters) {
+        for (CountRow* row : counters) {
+            if (!row || row->slot >= slots.size() || !slots[row->slot]) continue;
+            std::atomic_ref<uint64_t>(row->count).store(0, std::memory_order_relaxed);
+        }
+    }
+    end_change();
 }
 
 void Lane::remember(const BrickRecord& record) {

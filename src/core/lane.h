@@ -114,6 +114,8 @@ class Lane final : public LaneStore {
     void fence() { append_words(0, 0, 0, uint64_t(RECORD_IS_WORK) << 16); }
 
     void fold();
+    // Forgets the statistics of some slots; what is still open of them counts when it is left.
+    void forget(const std::vector<bool>& slots);
     void set_observer(FoldObserver* observer) { m_observer = observer; }
     FoldObserver* observer() const { return m_observer; }
     LaneHeader& header() { return *m_header; }
@@ -159,6 +161,8 @@ class Lane final : public LaneStore {
     Placed<Node> new_node() override;
     Placed<uint64_t> new_chunk() override;
     Placed<TileCell> new_cell() override;
+    void begin_change();
+    void end_change();
     CountRow* add_counter(uint32_t slot, uint64_t elements);
     void use_counters(uint8_t phase) {
         m_counters = m_phase_counters[phase].data();

@@ -371,7 +371,7 @@ PyObject* profiler_where(PyObject* self, PyObject*) {
                          "full_disk", is_full ? Py_True : Py_False);
 }
 
-// ------------------------------------------------------------------------------------ graph
+// ------------------------------------------------------------------------------------ graph and reset
 
 // How many entries of the calling thread are open up to the innermost one that will be drawn; 0 where
 // there is none. Tiles are not drawn, nor is what a device times or sampling leaves out.
@@ -415,6 +415,26 @@ PyObject* profiler_take_drawn(PyObject* self, PyObject*) {
     if (lane && !guarded([&] { node = profiler->state->recorder->take_drawn(*lane); })) return nullptr;
     if (node == NO_NODE) Py_RETURN_NONE;
     return PyLong_FromUnsignedLong(node);
+}
+
+PyObject* profiler_forget(PyObject* self, PyObject* args) {
+    unsigned int kind = 0;
+    PyObject* id_or_name = Py_None;
+    if (!PyArg_ParseTuple(args, "I|O", &kind, &id_or_name)) return nullptr;
+    ProfilerObject* profiler = as_profiler(self);
+    State& state = *profiler->state;
+    const int64_t brick = id_or_name == Py_None ? -1 : find_brick(profiler, id_or_name);
+    if (PyErr_Occurred()) return nullptr;
+    if (!is_open(profiler)) Py_RETURN_NONE;
+    std::vector<bool> slots;
+    for (const SlotDefinition& slot : state.slots) {
+        slots.push_back(slot.kind == SlotKind(kind) &&
+                        (brick < 0 || slot.name == state.bricks[size_t(brick)].name));
+    }
+    std::unique_lock<std::mutex> held;
+    if (state.device) held = state.device->hold_lanes();
+    if (!guarded([&] { state.recorder->forget(slots); })) return nullptr;
+    Py_RETURN_NONE;
 }
 
 #define FAST(function) \
@@ -466,6 +486,7 @@ PyMethodDef profiler_methods[] = {
     {"_open_depth", profiler_open_depth, METH_NOARGS, nullptr},
     {"_place_in_open", profiler_place_in_open, METH_VARARGS, nullptr},
     {"_take_drawn", profiler_take_drawn, METH_NOARGS, nullptr},
+    {"_forget", profiler_forget, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyObject* set_vocabulary(PyObject*, PyObject* list) {

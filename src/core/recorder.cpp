@@ -234,6 +234,12 @@ void Recorder::flush() {
     }
 }
 
+void Recorder::forget(const std::vector<bool>& slots) {
+    std::lock_guard guard(m_mutex);
+    if (!m_open) return;
+    for (auto& lane : m_lanes) lane->forget(slots);
+}
+
 // Lanes are observed by painters alone.
 void Recorder::place_in_open(Lane& lane, uint32_t depth, const GraphChild& child) {
     std::lock_guard guard(m_mutex);

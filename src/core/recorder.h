@@ -76,6 +76,9 @@ class Recorder {
     // Folds every host lane. The caller keeps recording threads out.
     void flush();
 
+    // Forgets the statistics of some slots on every lane, on the same condition; device lanes are held.
+    void forget(const std::vector<bool>& slots);
+
     // Draw finished bricks into `graph`, which the caller keeps alive; nullptr stops.
     void set_graph(GraphStore* graph);
     void connect_graph_table(GraphStore* graph);

@@ -404,6 +404,7 @@ void collect(Snapshot& snapshot, const LaneCopy& copy, const RawLane& raw, uint3
     const uint32_t lane = raw.header.lane;
     for (const auto& placed : copy.nodes) {
         const Node& node = *placed.at;
+        if (node.count == 0) continue;  // its brick was reset
         const uint32_t row = uint32_t(snapshot.nodes.size());
         snapshot.nodes.push_back(node);
         snapshot.node_lanes.push_back(lane);

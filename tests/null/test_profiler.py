@@ -23,7 +23,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brickline as bl
-from brickline import BrickCategory, BrickId, BrickProfiler, Sampling, SyncMode, TileLevel
+from brickline import (
+    BrickCategory,
+    BrickId,
+    BrickProfiler,
+    Run,
+    Sampling,
+    SyncMode,
+    TileLevel,
+)
 from brickline.abi import RecordFlag
 from brickline.errors import RunExists, UsageError
 from brickline.graph import EdgeKind, NodeKind, TransferDirection
@@ -761,6 +769,70 @@ def test_reset_resets_everything(make: Make, tmp_path: Path) -> None:
     run = bl.Run.open(tmp_path / "run")
     assert len(run.parts) == 1
     assert bl.Profile.from_run(run).total_ns == 7
+
+
+def a_step_of(p: BrickProfiler, *bricks: str) -> None:
+    with p.step(phase="decode"):
+        for layer in range(2):
+            for name in bricks:
+                with p.brick("outer", layer=layer), p.brick(name, layer=layer, bytes=8):
+                    tile = p.tiles.start(TileLevel.MACRO)
+                    p.advance(100)
+                    p.tiles.stop(tile)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_one_brick_is_reset_and_the_others_are_not(
+    make: Make, tmp_path: Path, folded: bool
+) -> None:
+    p = make(path=tmp_path / "run", sampling=Sampling(steps=2), timeline_steps=2)
+    for _ in range(4):
+        a_step_of(p, "mine", "other")
+    if folded:
+        assert (p.brick_stats("mine").count, p.brick_stats("mine").timed) == (8, 4)
+    p.reset_brick("mine")
+    assert p.stats("mine") is None
+    assert p.brick_stats("mine").count == 0
+    others = {row.name: (row.count, row.timed, row.total_ns) for row in p.all_brick_stats()}
+    assert others == {"outer": (16, 8, 800), "other": (8, 4, 400)}
+    assert p.brick_stats("outer").exclusive_ns == 0, "what was inside was inside"
+    assert sum(row.count for row in p.profile().tiles) == 16, "tiles are others'"
+    a_step_of(p, "mine")
+    p.record_elapsed("mine", 50, layer=1)
+    again = p.brick_stats("mine")
+    assert (again.count, again.min_ns, again.max_ns) == (3, 50, 100)
+    assert again.histogram.count == again.timed == 3
+    p.close()
+    (row,) = (
+        each
+        for each in bl.Profile.from_run(Run.open(tmp_path / "run")).bricks
+        if each.name == "mine"
+    )
+    assert (row.count, row.total_ns) == (3, 250)
+
+
+def test_a_brick_that_is_open_counts_when_it_is_left(p: BrickProfiler) -> None:
+    with p.brick(BrickId.RMS_NORM):
+        with p.brick(BrickId.RMS_NORM, layer=3):
+            p.advance(5)
+        p.reset_brick(BrickId.RMS_NORM)
+        p.advance(10)
+    assert (p.brick_stats("RmsNorm").count, p.brick_stats("RmsNorm").total_ns) == (1, 15)
+
+
+def test_a_reset_brick_needs_a_brick_and_a_run(make: Make) -> None:
+    p = make(enabled=False)
+    p.reset_brick("A")
+    assert p.path is None
+    with pytest.raises(UsageError, match="no brick with id 99"):
+        p.reset_brick(99)
+    p.enable()
+    with p.brick("A"):
+        pass
+    p.close()
+    with pytest.raises(UsageError, match="was closed"):
+        p.reset_brick("A")
+    assert p.brick_stats("A").count == 1
 
 
 def test_reset_inside_bricks_and_steps_forgets_them(p: BrickProfiler) -> None:
