@@ -39,15 +39,24 @@ class StepStats:
         return self.stats.total_ns
 
     @property
+    def elapsed_ns(self) -> int:
+        """Time in which any pass ran, where passes of several threads or tasks overlap counted once.
+
+        Summed over processes. Runs of versions that did not count it have `wall_ns` here.
+        """
+        return self.stats.host_ns or self.wall_ns
+
+    @property
     def us_per_token(self) -> float:
-        """Wall time over tokens of the timed passes; 0 without tokens."""
+        """Time of a pass over its tokens, of the timed passes; 0 without tokens."""
         tokens = self.stats.timed_elements
         return self.wall_ns / 1e3 / tokens if tokens else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of the timed passes."""
-        return self.stats.throughput
+        """Tokens of all threads and tasks per second in which any pass ran; 0 without tokens."""
+        elapsed = self.elapsed_ns
+        return 1e9 * self.stats.timed_elements / elapsed if elapsed else 0.0
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,13 @@ _SHARE = """
     * count / timed / sum((exclusive_ns + total_ns / timed
       * greatest(0, timed - exclusive_count - out_of_order)) * count / timed)
     OVER (PARTITION BY sums.run) AS share,"""
-_STEPS = "sum(count)::BIGINT AS steps, sum(tokens)::BIGINT AS tokens"
+_STEPS = (
+    "sum(count)::BIGINT AS steps, sum(tokens)::BIGINT AS tokens, "
+    "sum(coalesce(elapsed_ns, total_ns))::BIGINT AS elapsed_ns"
+)
 _PER_TOKEN = """
   total_ns * steps / nullif(timed, 0) / nullif(tokens, 0) / 1e3 AS us_per_token,
-  1e9 * tokens * timed / nullif(total_ns * steps, 0) AS tokens_per_s,"""
+  1e9 * tokens * timed / nullif(elapsed_ns * steps, 0) AS tokens_per_s,"""
 
 VIEWS: Mapping[str, View] = {
     "brick_times": View(

@@ -77,7 +77,7 @@ class BrickStats(BrickLabel):
     stream_ns: int = 0
     """Of `total_ns`, what device events measured: time in the stream, gaps included."""
     host_ns: int = 0
-    """Device lanes: host time between the two enqueues."""
+    """Device lanes: host time between the two enqueues. Steps: `StepStats.elapsed_ns`."""
     host_bound: int = 0
     out_of_order: int = 0
     approximate: int = 0

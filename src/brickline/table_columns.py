@@ -67,7 +67,9 @@ _NODE = (
     "min_cycles:u8 max_cycles:u8 cycles_count:u8 host_ns:u8 host_bound:u8 out_of_order:u8 "
     "approximate:u8 first_ns:u8 last_ns:u8 zero_count:u8"
 )
-_STEP_NODE = _NODE.replace("elements", "tokens")
+_STEP_NODE = _NODE.replace("elements", "tokens") + " elapsed_ns:u8"
+_STORED = {"tokens": "elements", "timed_tokens": "timed_elements", "elapsed_ns": "host_ns"}
+"""What a step's columns are called in a node."""
 _TILE = "level:text owner:u4 owner_name:text"
 
 _COLUMNS = {
@@ -214,11 +216,12 @@ def _node_columns(part: Part, kind: abi.SlotKind, columns: str = _NODE) -> Colum
         **dict.fromkeys(("min_ns", "max_ns", "shift_ns", "first_ns", "last_ns"), untimed),
         **dict.fromkeys(("cycles", "min_cycles", "max_cycles"), uncounted),
         **dict.fromkeys(("host_ns", "host_bound"), host),
+        "elapsed_ns": nodes["host_ns"] == 0,
     }
     fields = [entry.partition(":")[0] for entry in columns.split()]
     found: Columns = {}
     for field in fields:
-        values = nodes[field.replace("tokens", "elements")]
+        values = nodes[_STORED.get(field, field)]
         found[field] = values
         if field in absent:
             found[field] = Masked(values, absent[field] | (values == _NOTHING_YET))

@@ -17,7 +17,7 @@ from brickline.spools import spools_of_run, stamp_of_spool
 if TYPE_CHECKING:
     from brickline.runs import Run
 
-TABLES_VERSION = 2
+TABLES_VERSION = 3
 """Version of the columns; tables of another version are published anew."""
 
 

@@ -312,6 +312,10 @@ class Fold {
     }
 
     void add_work(Tally& tally, const BrickRecord& record, const WorkRecord& work, uint64_t ns) {
+        if (work.flags & WORK_OF_STEP) {
+            tally.node->host_ns += work.detail;
+            return;
+        }
         tally.bytes_in += work.bytes_in;
         tally.flops += work.flops;
         Node& node = *tally.node;

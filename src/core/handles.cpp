@@ -19,11 +19,13 @@ inline bool is_open_block(const Lane* lane, uint32_t slot) {
 bool enter(HandleObject* handle) {
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) return true;
-    Lane* lane = lane_of_thread(profiler);
+    const PyThreadState* state = thread_state();
+    Lane* lane = caller_lane(profiler, state);
     if (!lane) [[unlikely]] return !PyErr_Occurred();
     if (profiler->mode == Mode::Host && lane->depth < MAX_DEPTH) [[likely]] {
         OpenEntry& entry = lane->stack[lane->depth++];
         entry.word = open_word(handle->slot, OpenKind::Block);
+        entry.frame = frame_of(state);
         entry.start_event = 0;
         entry.start = ticks_now(profiler);
         return true;
@@ -35,7 +37,8 @@ bool enter(HandleObject* handle) {
 bool exit(HandleObject* handle) {
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) return true;
-    Lane* lane = lane_of_thread(profiler);
+    const PyThreadState* state = thread_state();
+    Lane* lane = caller_lane(profiler, state);
     if (!lane) [[unlikely]] return !PyErr_Occurred();
     if (lane->only_counts && !is_open_block(lane, handle->slot)) {
         count_entry(lane, handle);
@@ -44,8 +47,9 @@ bool exit(HandleObject* handle) {
     const uint64_t end = ticks_now(profiler);
     if (lane->depth) [[likely]] {
         const OpenEntry& entry = lane->stack[lane->depth - 1];
-        if (entry.word == open_word(handle->slot, OpenKind::Block) && !entry.start_event &&
-            !lane->too_deep && profiler->mode == Mode::Host) [[likely]] {
+        if (entry.word == open_word(handle->slot, OpenKind::Block) &&
+            entry.frame == frame_of(state) && !entry.start_event && !lane->too_deep &&
+            profiler->mode == Mode::Host) [[likely]] {
             lane->depth -= 1;
             if (!handle->has_work) [[likely]] {
                 lane->append_words(entry.start, end,
@@ -298,7 +302,7 @@ PyObject* handle_mark(PyObject* self, PyObject*) {
     HandleObject* handle = as_handle(self);
     ProfilerObject* profiler = handle->profiler;
     if (profiler->mode == Mode::Off) Py_RETURN_NONE;
-    Lane* lane = lane_of_thread(profiler);
+    Lane* lane = caller_lane(profiler);
     if (lane && lane->only_counts && lane->depth == lane->counting_depth) {
         count_entry(lane, handle);
         Py_RETURN_NONE;
@@ -439,6 +443,7 @@ namespace {
 // Stands in a type's dictionary as __enter__ or __exit__.
 struct WithMethod {
     PyObject_HEAD
+    PyTypeObject* type;
     descrgetfunc get;
 };
 
@@ -446,6 +451,22 @@ PyTypeObject WithMethodType = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyObject* with_method_get(PyObject* self, PyObject* instance, PyObject* type) {
     return reinterpret_cast<WithMethod*>(self)->get(self, instance, type);
+}
+
+// As ExitStack calls it: by the type, with the brick or the step as the first argument.
+PyObject* with_method_call(PyObject* self, PyObject* args, PyObject* names) {
+    WithMethod* method = reinterpret_cast<WithMethod*>(self);
+    PyObject* instance = PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, 0) : Py_None;
+    if (!PyObject_TypeCheck(instance, method->type)) {
+        return raise_error("UsageError", "expected a %s as the first argument, got %.200s",
+                           method->type->tp_name, Py_TYPE(instance)->tp_name);
+    }
+    PyObject* bound = method->get(self, instance, reinterpret_cast<PyObject*>(Py_TYPE(instance)));
+    PyObject* rest = bound ? PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args)) : nullptr;
+    PyObject* result = rest ? PyObject_Call(bound, rest, names) : nullptr;
+    Py_XDECREF(rest);
+    Py_XDECREF(bound);
+    return result;
 }
 
 void ready_wrapped_type() {
@@ -485,6 +506,7 @@ int add_with_methods(PyTypeObject* type, descrgetfunc get) {
     for (const char* name : {"__enter__", "__exit__"}) {
         WithMethod* method = PyObject_New(WithMethod, &WithMethodType);
         if (!method) return -1;
+        method->type = type;
         method->get = get;
         const int failed = PyDict_SetItemString(type->tp_dict, name, reinterpret_cast<PyObject*>(method));
         Py_DECREF(method);
@@ -499,6 +521,7 @@ int ready_handle_type(PyObject* module) {
     WithMethodType.tp_basicsize = sizeof(WithMethod);
     WithMethodType.tp_flags = Py_TPFLAGS_DEFAULT;
     WithMethodType.tp_descr_get = with_method_get;
+    WithMethodType.tp_call = with_method_call;
     WithMethodType.tp_dealloc = [](PyObject* self) { PyObject_Free(self); };
     BoundType.tp_name = "brickline._core.BoundCall";
     BoundType.tp_basicsize = sizeof(BoundObject);

@@ -40,7 +40,9 @@ struct ThreadExit {
             if (found == g_registry.end()) continue;
             // Another thread may get this one's pointer; it must not find the lane under it.
             ProfilerObject* profiler = found->second.profiler;
-            if (profiler->owner_lane == mine->lanes[index]) profiler->owner = nullptr;
+            if (profiler->owner_lane && profiler->owner_lane->home == mine->lanes[index]) {
+                profiler->owner = nullptr;
+            }
             found->second.recorder->release_lane(mine->lanes[index]);
         }
         std::free(mine);
@@ -114,7 +116,7 @@ bool begin_on_device(ProfilerObject* profiler, Lane* lane, OpenEntry& entry, int
 }  // namespace
 
 bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind kind, void* owner) {
-    Lane* lane = lane_of_thread(profiler);
+    Lane* lane = caller_lane(profiler);
     if (!lane) return PyErr_Occurred() == nullptr;
     if (lane->depth == MAX_DEPTH) drop_abandoned(profiler, lane, 0);
     if (lane->depth == MAX_DEPTH) {
@@ -126,6 +128,7 @@ bool enter_slow(ProfilerObject* profiler, uint32_t slot, int32_t layer, OpenKind
     entry.kind = kind;
     entry.disturbed = false;
     entry.owner = owner;
+    entry.frame = frame_of(thread_state());
     entry.start_event = 0;
     entry.timed = profiler->mode == Mode::Host || is_timed(profiler, lane, layer);
     if (profiler->mode == Mode::Device && entry.timed && kind != OpenKind::Step &&
@@ -201,6 +204,7 @@ bool mark(ProfilerObject* profiler, Lane* lane, HandleObject* handle, uint64_t n
             OpenEntry& entry = lane->stack[lane->depth++];
             entry.word = open_word(handle->slot, OpenKind::Mark);
             entry.owner = owner;
+            entry.frame = frame_of(thread_state());
             entry.start_event = 0;
             entry.start = now;  // contiguous: the end of one is the start of the next
             return true;
@@ -241,6 +245,53 @@ void forget_open(ProfilerObject* profiler, Lane& lane) {
     lane.fence();
 }
 
+namespace {
+
+struct OpenPlace {
+    Lane* lane;  // null where there is none
+    uint32_t at;
+};
+
+template <class Match>
+OpenPlace find_innermost(Lane* lane, Match&& matches) {
+    for (uint32_t at = lane->depth; at-- > 0;) {
+        if (matches(lane->stack[at])) return {lane, at};
+    }
+    return {nullptr, 0};
+}
+
+// On the lane itself, then on those of other tasks of its thread: a generator may be closed by another
+// task than the one that ran it.
+template <class Match>
+OpenPlace find_in_thread(Lane* lane, Match&& matches) {
+    OpenPlace place = find_innermost(lane, matches);
+    for (Lane* other : lane->home->of_thread) {
+        if (place.lane) break;
+        place = find_innermost(other, matches);
+    }
+    return place;
+}
+
+// The entry that is being left. Timers, tiles and steps are told apart by their owner. A block is left
+// by the frame that entered it, wherever that stands; where another calls, as ExitStack does, the
+// innermost of its brick is meant.
+OpenPlace find_open(Lane* lane, uint32_t slot, OpenKind kind, const void* owner) {
+    if (kind != OpenKind::Block) {
+        return find_innermost(lane, [=](const OpenEntry& entry) {
+            return entry.slot == slot && entry.kind == kind && entry.owner == owner;
+        });
+    }
+    const auto is_brick = [=](const OpenEntry& entry) {
+        return entry.slot == slot && entry.kind == OpenKind::Block;
+    };
+    const void* frame = frame_of(thread_state());
+    const OpenPlace entered_here = find_in_thread(
+        lane, [=](const OpenEntry& entry) { return is_brick(entry) && entry.frame == frame; });
+    return entered_here.lane ? entered_here : find_in_thread(lane, is_brick);
+}
+
+}  // namespace
+
 void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, void* owner,
            uint64_t end, uint64_t elements, const WorkRecord* work) {
     if (lane->too_deep) {
@@ -250,20 +301,15 @@ void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, v
         finish_entry(profiler, lane, entry, MAX_DEPTH - 1, end, elements, nullptr);
         return;
     }
-    if (kind != OpenKind::Mark) end_marks(profiler, lane, end);
-    uint32_t at = lane->depth;
-    while (at > 0) {
-        const OpenEntry& entry = lane->stack[at - 1];
-        const bool owned = kind == OpenKind::Timer || kind == OpenKind::Tile;
-        if (entry.slot == slot && entry.kind == kind && (!owned || entry.owner == owner)) break;
-        at -= 1;
-    }
-    if (at == 0) {
+    const OpenPlace place = find_open(lane, slot, kind, owner);
+    lane = place.lane;
+    if (!lane) {
         // Entered before the profiler was enabled, or before this process was forked.
         profiler->state->recorder->spool().header().orphan_exits += 1;
         return;
     }
-    at -= 1;
+    end_marks(profiler, lane, end);
+    const uint32_t at = place.at;
     if (at + 1 != lane->depth) drop_abandoned(profiler, lane, at + 1);
     OpenEntry entry = lane->stack[at];
     const bool is_top = at + 1 == lane->depth;
@@ -282,10 +328,74 @@ void leave(ProfilerObject* profiler, Lane* lane, uint32_t slot, OpenKind kind, v
     drop_owner(entry);
 }
 
-Lane* find_lane(ProfilerObject* profiler) {
+Lane* home_lane(const ProfilerObject* profiler) {
     const ThreadLanes* mine = t_lanes;
-    if (!mine || profiler->index >= mine->size || !mine->lanes[profiler->index]) return nullptr;
-    profiler->owner_lane = mine->lanes[profiler->index];
+    return mine && profiler->index < mine->size ? mine->lanes[profiler->index] : nullptr;
+}
+
+namespace {
+
+// Tasks of one thread that may have entries open at once on lanes of their own. Those of further tasks
+// stand among the thread's, out of order.
+constexpr size_t MAX_TASK_LANES = 256;
+
+LaneIdentity identity_of_thread(const ProfilerObject* profiler) {
+    LaneIdentity identity;
+    identity.thread = uint32_t(::syscall(SYS_gettid));
+    identity.name = thread_name();
+    if (profiler->source->kind() == ClockKind::Manual) identity.domain = ClockDomain::Manual;
+    return identity;
+}
+
+// Whether entries are open on the lane and code in this context began the innermost.
+bool is_held_by(Lane* lane, const void* context) {
+    std::vector<Segment>& segments = lane->segments;
+    while (!segments.empty() && segments.back().first >= lane->depth) segments.pop_back();
+    return !segments.empty() && segments.back().context == context;
+}
+
+// What enters now lies inside the lane's innermost entry, and begins a context of its own there.
+Lane* nest_in(Lane* lane, const void* context) {
+    lane->segments.push_back({context, lane->depth});
+    return lane;
+}
+
+// The lane for entries of the context that a thread runs in. Code that waits in another task holds the
+// lane on which its entries are open; code that runs, further down the stack of calls, encloses what is
+// entered now.
+Lane* lane_of_context(ProfilerObject* profiler, Lane* home, const PyThreadState* state) {
+    const void* context = context_of(state);
+    Lane* empty = nullptr;
+    for (Lane* lane : home->of_thread) {
+        if (is_held_by(lane, context)) return lane;
+        if (!empty && lane->depth == 0) empty = lane;
+    }
+    if (empty == home && home->of_thread.size() == 1) return nest_in(home, context);
+    for (const void* frame = frame_of(state); frame; frame = calling_frame(frame)) {
+        for (Lane* lane : home->of_thread) {
+            if (lane->depth && lane->stack[lane->depth - 1].frame == frame) return nest_in(lane, context);
+        }
+    }
+    if (empty) return nest_in(empty, context);
+    if (home->of_thread.size() > MAX_TASK_LANES) return home;
+    try {
+        Lane* lane =
+            profiler->state->recorder->acquire_task_lane(*home, identity_of_thread(profiler));
+        lane->set_step(&profiler->state->shared_step);
+        return nest_in(lane, context);
+    } catch (const SpoolError& error) {
+        stop_recording(profiler, error);
+        return home;
+    }
+}
+
+}  // namespace
+
+Lane* find_lane(ProfilerObject* profiler, const PyThreadState* state) {
+    Lane* home = home_lane(profiler);
+    if (!home) return nullptr;
+    profiler->owner_lane = lane_of_context(profiler, home, state);
+    profiler->owner_context = context_of(state);
     profiler->owner = __builtin_thread_pointer();
     return profiler->owner_lane;
 }
@@ -317,18 +427,14 @@ Lane* make_lane(ProfilerObject* profiler) {
         t_lanes = grown;
     }
     ThreadLanes& mine = *t_lanes;
-    LaneIdentity identity;
-    identity.thread = uint32_t(::syscall(SYS_gettid));
-    identity.name = thread_name();
-    if (profiler->source->kind() == ClockKind::Manual) identity.domain = ClockDomain::Manual;
     try {
-        Lane* lane = profiler->state->recorder->acquire_lane(identity);
+        Lane* lane = profiler->state->recorder->acquire_lane(identity_of_thread(profiler));
         lane->set_step(&profiler->state->shared_step);
         mine.lanes[profiler->index] = lane;
     } catch (const SpoolError& error) {
         stop_recording(profiler, error);
     }
-    return mine.lanes[profiler->index];
+    return find_lane(profiler, thread_state());
 }
 
 void forget_lanes_after_fork() {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device_spans.h"
+#include "python_frames.h"
 #include "recorder.h"
 
 namespace brickline::hot {
@@ -111,6 +112,13 @@ struct InlineCall {
 };
 constexpr size_t INLINE_CALLS = 512;
 
+// Passes of a phase that are open, in whatever threads and tasks, and the moment up to which the time
+// that they ran is counted.
+struct PhaseClock {
+    uint32_t open;
+    uint64_t counted_to;
+};
+
 struct State {
     std::vector<Brick> bricks;
     PyObject* brick_of_name = nullptr;  // dict: name or alias -> position in bricks
@@ -133,6 +141,7 @@ struct State {
     uint64_t stream = 0;
     uint32_t step_counter = 0;
     uint32_t phase_steps[MAX_PHASES] = {};
+    PhaseClock phase_clocks[MAX_PHASES] = {};
     uint32_t sample_steps = 1;
     uint32_t sample_layers = 1;
     uint64_t entry_counter = 0;
@@ -148,7 +157,8 @@ struct ProfilerObject {
     bool reads_counter;  // the clock is the machine's counter, read without a call
     uint32_t index;      // place of this profiler's lane in a thread's table
     void* owner;         // the thread that asked last, by its pointer, …
-    Lane* owner_lane;    // …and its lane: what fast_lane tries before the thread's table
+    const void* owner_context;  // …the context it ran then…
+    Lane* owner_lane;    // …and the lane of both: what fast_lane tries before the thread's table
     TickSource* source;
     State* state;
     PyObject* weakrefs;
@@ -170,21 +180,24 @@ struct ThreadLanes {
 };
 extern constinit thread_local ThreadLanes* t_lanes;
 
-// The lane in the calling thread's table, or null; remembers it in the profiler.
-Lane* find_lane(ProfilerObject* profiler);
+// The calling thread's own lane, or null.
+Lane* home_lane(const ProfilerObject* profiler);
+// The lane of what the calling thread runs, or null; remembers it in the profiler.
+Lane* find_lane(ProfilerObject* profiler, const PyThreadState* state);
 
-inline Lane* fast_lane(ProfilerObject* profiler) {
-    if (profiler->owner == __builtin_thread_pointer()) [[likely]] {
+// The caller's lane: the thread's own, or that of the task it runs while others hold that one.
+inline Lane* fast_lane(ProfilerObject* profiler, const PyThreadState* state = thread_state()) {
+    if (profiler->owner == __builtin_thread_pointer() &&
+        profiler->owner_context == context_of(state)) [[likely]] {
         return profiler->owner_lane;
     }
-    return find_lane(profiler);
+    return find_lane(profiler, state);
 }
 
-// The lane of the calling thread; made on first use. Null with an exception set when the disk is
-// full.
+// The caller's lane; made on first use. Null with an exception set when the disk is full.
 Lane* make_lane(ProfilerObject* profiler);
-inline Lane* lane_of_thread(ProfilerObject* profiler) {
-    Lane* lane = fast_lane(profiler);
+inline Lane* caller_lane(ProfilerObject* profiler, const PyThreadState* state = thread_state()) {
+    Lane* lane = fast_lane(profiler, state);
     return lane ? lane : make_lane(profiler);
 }
 void stop_recording(ProfilerObject* profiler, const SpoolError& error);

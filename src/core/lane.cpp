@@ -6,15 +6,14 @@
 namespace brickline {
 namespace {
 
-constexpr uint64_t JOURNAL_BYTES = 256 * 1024;
 constexpr uint64_t FIRST_EXTENT_BYTES = 32 * 1024;
 constexpr uint64_t LARGEST_EXTENT_BYTES = 1024 * 1024;
 
 }  // namespace
 
 Lane::Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdentity& identity,
-           uint32_t recent_records)
-    : m_spool(spool), m_source(source) {
+           uint32_t recent_records, LaneSize size)
+    : m_ring_bits(size.ring_bits), m_spool(spool), m_source(source) {
     if (recent_records) {
         const Extent recent = spool.add_extent(ExtentKind::Recent, id, 0,
                                                uint64_t(recent_records) * sizeof(BrickRecord));
@@ -23,22 +22,23 @@ Lane::Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdenti
     }
     // The header takes what the extent's own header leaves of its page, so the ring is aligned.
     const uint64_t head_bytes = PAGE_BYTES - sizeof(ExtentHeader);
-    const uint64_t ring_bytes = uint64_t(RING_RECORDS) * sizeof(BrickRecord);
+    const uint64_t ring_bytes = ring_records() * sizeof(BrickRecord);
     const Extent extent =
-        spool.add_extent(ExtentKind::Lane, id, 0, head_bytes + ring_bytes + JOURNAL_BYTES);
+        spool.add_extent(ExtentKind::Lane, id, 0, head_bytes + ring_bytes + size.journal_bytes);
     m_header = reinterpret_cast<LaneHeader*>(extent.payload());
     m_header_offset = extent.payload_offset();
     m_ring = reinterpret_cast<BrickRecord*>(extent.payload() + head_bytes);
-    m_journal_area = reinterpret_cast<uint8_t*>(m_ring + RING_RECORDS);
+    m_journal_area = reinterpret_cast<uint8_t*>(m_ring + ring_records());
     m_header->lane = id;
     m_header->clock_domain = uint32_t(identity.domain);
     m_header->device = identity.device;
     m_header->stream = identity.stream;
     m_header->recent_records = recent_records;
-    m_header->journal_capacity = JOURNAL_BYTES;
+    m_header->journal_capacity = size.journal_bytes;
     adopt(identity);
     // Readers skip a lane without a ring, so this makes it visible.
-    std::atomic_ref<uint32_t>(m_header->ring_records).store(RING_RECORDS, std::memory_order_release);
+    std::atomic_ref<uint32_t>(m_header->ring_records)
+        .store(uint32_t(ring_records()), std::memory_order_release);
 }
 
 void Lane::adopt(const LaneIdentity& identity) {
@@ -50,6 +50,8 @@ void Lane::adopt(const LaneIdentity& identity) {
     std::memcpy(m_header->name, identity.name.data(), length);
     depth = 0;
     too_deep = 0;
+    home = this;
+    segments.clear();
     own_step = {};
     set_step(&own_step);
 }

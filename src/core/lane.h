@@ -30,7 +30,8 @@ struct OpenEntry {
         uint64_t word;       // the four above, to be set and compared at once
     };
     void* owner;         // the timer of OpenKind::Timer and Tile, the handle of a Mark that declares
-                         // work, else null or unset; owned by the stack
+                         // work, both owned by the stack; the step of a Step; else null or unset
+    const void* frame;   // the frame of Python's that began it; null where another call may end it
     uint64_t start_event;  // device clocks: the event enqueued at the start
     uint64_t stream;
 };
@@ -65,23 +66,37 @@ struct LaneIdentity {
     std::string name;
 };
 
+// How much a lane holds before it folds.
+struct LaneSize {
+    uint8_t ring_bits;
+    uint64_t journal_bytes;
+};
+// 16384 records cover some eighty decode steps of 200 bricks. Nodes leave the caches between two folds,
+// so the more samples each one brings, the less a sample costs.
+constexpr LaneSize THREAD_LANE{14, 256 * 1024};
+// There may be hundreds of tasks.
+constexpr LaneSize TASK_LANE{9, 32 * 1024};
+
+// Entries of a lane's stack, from the one at `first` on, that code in one context began.
+struct Segment {
+    const void* context;
+    uint32_t first;
+};
+
 class Lane final : public LaneStore {
   public:
-    // 16384 records cover some eighty decode steps of 200 bricks. Nodes leave the caches between two
-    // folds, so the more samples each one brings, the less a sample costs.
-    static constexpr uint32_t RING_RECORDS = 16384;
     static constexpr uint8_t UNKNOWN_DEPTH = 255;
 
     Lane(Spool& spool, const TickSource& source, uint32_t id, const LaneIdentity& identity,
-         uint32_t recent_records);
+         uint32_t recent_records, LaneSize size = THREAD_LANE);
 
     // Appends a finished entry; folds first when the ring is full.
     void append(const BrickRecord& record, const WorkRecord* work) {
-        if (m_head + 2 - m_tail > RING_RECORDS) [[unlikely]] {
+        if (m_head + 2 - m_tail > ring_records()) [[unlikely]] {
             fold();
         }
-        m_ring[m_head & (RING_RECORDS - 1)] = record;
-        if (work) std::memcpy(&m_ring[(m_head + 1) & (RING_RECORDS - 1)], work, sizeof *work);
+        m_ring[m_head & (ring_records() - 1)] = record;
+        if (work) std::memcpy(&m_ring[(m_head + 1) & (ring_records() - 1)], work, sizeof *work);
         m_head += work ? 2 : 1;
         std::atomic_ref<uint64_t>(m_header->head).store(m_head, std::memory_order_release);
     }
@@ -89,10 +104,10 @@ class Lane final : public LaneStore {
     // The same without work, built in place: four stores of a word each. Assembling a BrickRecord byte
     // by byte and copying it would stall on store forwarding.
     void append_words(uint64_t start, uint64_t end, uint64_t slot_and_elements, uint64_t rest) {
-        if (m_head + 2 - m_tail > RING_RECORDS) [[unlikely]] {
+        if (m_head + 2 - m_tail > ring_records()) [[unlikely]] {
             fold();
         }
-        uint64_t* words = reinterpret_cast<uint64_t*>(&m_ring[m_head & (RING_RECORDS - 1)]);
+        uint64_t* words = reinterpret_cast<uint64_t*>(&m_ring[m_head & (ring_records() - 1)]);
         words[0] = start;
         words[1] = end;
         words[2] = slot_and_elements;
@@ -122,6 +137,7 @@ class Lane final : public LaneStore {
     // A thread has ended and another takes the lane over.
     void adopt(const LaneIdentity& identity);
     bool is_full_disk() const { return m_out_of_space; }
+    uint64_t ring_records() const { return uint64_t(1) << m_ring_bits; }
 
     // Entries of this lane count for `state` from now on.
     void set_step(const StepState* state) {
@@ -143,6 +159,7 @@ class Lane final : public LaneStore {
     uint8_t counting_depth = UNKNOWN_DEPTH;
 
   private:
+    uint8_t m_ring_bits;
     uint32_t m_counter_count = 0;
     CountRow** m_counters = nullptr;  // of the step's phase, by slot
     uint64_t m_head = 0;
@@ -152,6 +169,13 @@ class Lane final : public LaneStore {
 
   public:
     OpenEntry stack[MAX_DEPTH];
+
+    // Tasks of one thread that hold entries open at the same time have a lane each: the first takes the
+    // thread's own, which is the home of the others and lists them all, itself first.
+    Lane* home = this;
+    std::vector<Lane*> of_thread{this};
+    std::vector<Segment> segments;  // of the stack, outermost first
+
     int32_t last_layer = -2;
     const StepState* step = nullptr;  // its own while it is in a step, else its profiler's
     StepState own_step;

@@ -167,6 +167,7 @@ PyObject* profiler_open(PyObject* self, PyObject* args, PyObject* names) {
     state.step_counter = 0;
     state.entry_counter = 0;
     std::fill(std::begin(state.phase_steps), std::end(state.phase_steps), 0);
+    std::fill(std::begin(state.phase_clocks), std::end(state.phase_clocks), PhaseClock{});
     state.open_steps.clear();
     state.shared_step = {};
     state.failure.clear();

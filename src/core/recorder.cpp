@@ -186,14 +186,27 @@ void Recorder::add_slot(uint32_t id, const SlotDefinition& slot) {
 
 Lane* Recorder::acquire_lane(const LaneIdentity& identity) {
     std::lock_guard guard(m_mutex);
-    if (!m_idle.empty()) {
-        Lane* lane = m_idle.back();
-        m_idle.pop_back();
+    return acquire(m_idle, identity, THREAD_LANE);
+}
+
+Lane* Recorder::acquire_task_lane(Lane& home, LaneIdentity identity) {
+    std::lock_guard guard(m_mutex);
+    identity.name += " task " + std::to_string(home.of_thread.size());
+    Lane* lane = acquire(m_idle_of_tasks, identity, TASK_LANE);
+    lane->home = &home;
+    home.of_thread.push_back(lane);
+    return lane;
+}
+
+Lane* Recorder::acquire(std::vector<Lane*>& idle, const LaneIdentity& identity, LaneSize size) {
+    if (!idle.empty()) {
+        Lane* lane = idle.back();
+        idle.pop_back();
         lane->adopt(identity);
         return lane;
     }
     m_lanes.push_back(std::make_unique<Lane>(m_spool, m_source, uint32_t(m_lanes.size()), identity,
-                                             m_options.recent_records));
+                                             m_options.recent_records, size));
     Lane* lane = m_lanes.back().get();
     if (m_graph) {
         m_painters.push_back(std::make_unique<Painter>(*m_graph, m_slots));
@@ -205,10 +218,17 @@ Lane* Recorder::acquire_lane(const LaneIdentity& identity) {
 void Recorder::release_lane(Lane* lane) {
     std::lock_guard guard(m_mutex);
     if (!m_open) return;
-    lane->fence();  // what the thread left open belongs to nobody
-    lane->fold();
-    lane->header().closed = 1;
-    m_idle.push_back(lane);
+    for (Lane* used : lane->of_thread) {
+        finish(*used);
+        (used == lane ? m_idle : m_idle_of_tasks).push_back(used);
+    }
+    lane->of_thread.resize(1);
+}
+
+void Recorder::finish(Lane& lane) {
+    lane.fence();  // what the thread left open belongs to nobody
+    lane.fold();
+    lane.header().closed = 1;
 }
 
 Lane* Recorder::device_lane(const LaneIdentity& identity) {

@@ -67,6 +67,9 @@ class Recorder {
 
     // A lane for a thread that has none yet: new, or left behind by a thread that has ended.
     Lane* acquire_lane(const LaneIdentity& identity);
+    // Another lane for the thread of `home`, whose entries a suspended task holds open.
+    Lane* acquire_task_lane(Lane& home, LaneIdentity identity);
+    // A thread has ended: gives its lane back, and those of its tasks.
     void release_lane(Lane* lane);
     // A lane of (thread, stream) for device spans; never reused.
     Lane* device_lane(const LaneIdentity& identity);
@@ -101,12 +104,16 @@ class Recorder {
     class Painter;
     class GraphTable;
 
+    Lane* acquire(std::vector<Lane*>& idle, const LaneIdentity& identity, LaneSize size);
+    static void finish(Lane& lane);
+
     const TickSource& m_source;
     Spool m_spool;
     RecorderOptions m_options;
     mutable std::mutex m_mutex;
     std::vector<std::unique_ptr<Lane>> m_lanes;
     std::vector<Lane*> m_idle;
+    std::vector<Lane*> m_idle_of_tasks;
     std::vector<std::unique_ptr<Painter>> m_painters;
     std::unique_ptr<GraphTable> m_graph_table;
     SlotList m_slots;

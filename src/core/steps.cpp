@@ -5,6 +5,7 @@
 #include "hot.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace brickline::hot {
 
@@ -58,6 +59,16 @@ void share_last(State& state) {
     });
 }
 
+void open_phase(PhaseClock& clock, uint64_t now) {
+    if (clock.open++ == 0) clock.counted_to = now;
+}
+
+// The time since a pass of the phase began or ended: what each pass adds is counted once.
+uint64_t close_phase(PhaseClock& clock, uint64_t now) {
+    clock.open -= 1;
+    return now - std::exchange(clock.counted_to, now);
+}
+
 bool begin(StepObject* step) {
     ProfilerObject* profiler = step->profiler;
     if (step->lane) {
@@ -65,7 +76,7 @@ bool begin(StepObject* step) {
         return false;
     }
     if (profiler->mode == Mode::Off) return true;
-    Lane* lane = lane_of_thread(profiler);
+    Lane* lane = caller_lane(profiler);
     if (!lane) return !PyErr_Occurred();
     State& state = *profiler->state;
     step->lane = lane;
@@ -83,16 +94,19 @@ bool begin(StepObject* step) {
     lane->last_layer = -2;
     if (lane->depth == MAX_DEPTH) drop_abandoned(profiler, lane, 0);
     if (lane->depth == MAX_DEPTH) {
+        open_phase(state.phase_clocks[step->phase], ticks_now(profiler));
         lane->too_deep += 1;
         return true;
     }
     // The step itself is timed by the host in every mode: it is what coverage is held against.
     OpenEntry& entry = lane->stack[lane->depth++];
     entry.word = open_word(state.phase_slots[step->phase], OpenKind::Step);
-    entry.owner = nullptr;
+    entry.owner = step;
+    entry.frame = frame_of(thread_state());
     entry.start_event = 0;
     lane->counting_depth = uint8_t(lane->depth);
     entry.start = ticks_now(profiler);
+    open_phase(state.phase_clocks[step->phase], entry.start);
     return true;
 }
 
@@ -103,12 +117,13 @@ bool end(StepObject* step) {
     step->lane = nullptr;
     if (!lane || step->generation != profiler->index) return true;  // disabled, or reset meanwhile
     State& state = *profiler->state;
-    if (profiler->mode != Mode::Off) {
-        Lane* mine = lane_of_thread(profiler);
-        if (mine == lane) {
-            leave(profiler, lane, state.phase_slots[step->phase], OpenKind::Step, nullptr, now,
-                  step->tokens, nullptr);
-        }
+    const uint64_t elapsed = close_phase(state.phase_clocks[step->phase], now);
+    if (profiler->mode != Mode::Off && home_lane(profiler) == lane->home) {
+        WorkRecord work{};
+        work.detail = uint64_t(double(elapsed) * state.recorder->spool().ns_per_tick() + 0.5);
+        work.flags = RECORD_IS_WORK | WORK_OF_STEP;
+        leave(profiler, lane, state.phase_slots[step->phase], OpenKind::Step, step, now, step->tokens,
+              &work);
     }
     lane->own_step = step->before;
     if (!step->had_own) std::erase(state.open_steps, &lane->own_step);

@@ -23,7 +23,7 @@ PyObject* profiler_record(PyObject* self, PyObject* args, PyObject* names) {
     int32_t layer = -1;
     if (brick < 0 || !parse_layer(layer_value, layer)) return nullptr;
     HandleObject* handle = handle_for(profiler, uint32_t(brick), layer);
-    Lane* lane = handle ? lane_of_thread(profiler) : nullptr;
+    Lane* lane = handle ? caller_lane(profiler) : nullptr;
     if (!lane) {
         if (PyErr_Occurred()) return nullptr;
         Py_RETURN_NONE;
@@ -57,7 +57,7 @@ PyObject* profiler_record_tile(PyObject* self, PyObject* args) {
     }
     ProfilerObject* profiler = as_profiler(self);
     if (profiler->mode == Mode::Off || !profiler->state->tiles_enabled) Py_RETURN_NONE;
-    Lane* lane = lane_of_thread(profiler);
+    Lane* lane = caller_lane(profiler);
     if (!lane) {
         if (PyErr_Occurred()) return nullptr;
         Py_RETURN_NONE;

@@ -49,17 +49,19 @@ inline TimerObject* push_timer(ProfilerObject* profiler, uint32_t slot, int32_t 
     timer->disabled = false;
     timer->is_tile = kind == OpenKind::Tile;
     timer->generation = profiler->index;
-    Lane* lane = fast_lane(profiler);
+    const PyThreadState* state = thread_state();
+    Lane* lane = fast_lane(profiler, state);
     if (profiler->mode == Mode::Host && lane && lane->depth < MAX_DEPTH) [[likely]] {
         timer->lane = lane;
         OpenEntry& entry = lane->stack[lane->depth++];
         entry.word = open_word(slot, kind);
         entry.owner = Py_NewRef(reinterpret_cast<PyObject*>(timer));
+        entry.frame = frame_of(state);
         entry.start_event = 0;
         timer->start = entry.start = ticks_now(profiler);
         return timer;
     }
-    timer->lane = lane_of_thread(profiler);
+    timer->lane = caller_lane(profiler);
     timer->start = ticks_now(profiler);
     PyObject* owner = Py_NewRef(reinterpret_cast<PyObject*>(timer));
     const bool entered = timer->lane && enter_slow(profiler, slot, layer, kind, owner);
@@ -122,9 +124,9 @@ void finish_timer(ProfilerObject* profiler, TimerObject* timer, uint64_t end, ui
             return;
         }
     }
-    lane = lane_of_thread(profiler);
+    lane = caller_lane(profiler);
     if (!lane) return;
-    if (lane != timer->lane) {
+    if (!timer->lane || timer->lane->home != lane->home) {
         // Started on another thread: its entry there goes when an outer brick is left.
         OpenEntry entry{};
         entry.slot = timer->slot;
@@ -136,7 +138,7 @@ void finish_timer(ProfilerObject* profiler, TimerObject* timer, uint64_t end, ui
                      elements, work);
         return;
     }
-    leave(profiler, lane, timer->slot, kind, timer, end, elements, work);
+    leave(profiler, timer->lane, timer->slot, kind, timer, end, elements, work);
 }
 
 }  // namespace
@@ -204,7 +206,7 @@ PyObject* profiler_mark(PyObject* self, PyObject* const* args, Py_ssize_t count,
     ProfilerObject* profiler = as_profiler(self);
     if (profiler->mode == Mode::Off) Py_RETURN_NONE;
     const uint64_t now = ticks_now(profiler);
-    Lane* lane = lane_of_thread(profiler);
+    Lane* lane = caller_lane(profiler);
     if (!lane) {
         if (PyErr_Occurred()) return nullptr;
         Py_RETURN_NONE;
@@ -276,7 +278,7 @@ PyObject* tile_start(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
         if (!which) return unexpected_keyword("tiles.start", name);
         if (!parse_count(args[count + i], labels[which], 0xfffffffeu, values[which])) return nullptr;
     }
-    Lane* lane = lane_of_thread(profiler);
+    Lane* lane = caller_lane(profiler);
     if (!lane) {
         if (PyErr_Occurred()) return nullptr;
         return Py_NewRef(g_disabled_timer);

@@ -332,6 +332,7 @@ void test_statistics() {
         const std::string path = g_scratch.fresh();
         Recorder recorder({path}, source, slots());
         Lane* lane = recorder.acquire_lane({});
+        if (round % 2) lane = recorder.acquire_task_lane(*lane, {});
         Model model;
         append(*lane, model, random_entries(random, 1 + random.below(12000)));
         check_model(read_spool(path), model, "part folded by the reader");
@@ -342,6 +343,25 @@ void test_statistics() {
         recorder.close();
         check_model(read_spool(path), model, "folded by the writer");
     }
+}
+
+void test_lanes_of_tasks() {
+    const TickSource source(ClockKind::Manual);
+    const std::string path = g_scratch.fresh();
+    Recorder recorder({path}, source, slots());
+    Lane* home = recorder.acquire_lane({});
+    Lane* first = recorder.acquire_task_lane(*home, {});
+    Lane* second = recorder.acquire_task_lane(*home, {});
+    check(first->home == home && second->home == home, "a task's lane knows its thread's");
+    check_equal(home->of_thread.size(), size_t(3), "which knows them all");
+    check(first->ring_records() < home->ring_records(), "a task's lane is smaller");
+    recorder.release_lane(home);
+    check(first->header().closed && second->header().closed, "a thread's end closes its tasks' lanes");
+    Lane* next = recorder.acquire_lane({});
+    check(next == home && next->of_thread.size() == 1, "the next thread has no tasks yet");
+    Lane* task = recorder.acquire_task_lane(*next, {});
+    check(task == first || task == second, "lanes of tasks are used again by tasks");
+    check_equal(recorder.lane_count(), 3u, "and by nobody else");
 }
 
 void test_first_and_last() {
@@ -607,6 +627,7 @@ int main() {
     watchdog(240);
     test_buckets();
     test_statistics();
+    test_lanes_of_tasks();
     test_first_and_last();
     test_timeline();
     test_folded_counter();

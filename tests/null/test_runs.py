@@ -475,7 +475,7 @@ def test_publishing_writes_every_table_with_its_columns(tmp_path: Path) -> None:
         file = directory / f"{name}.parquet"
         found = pq.read_schema(file)
         assert found.remove_metadata().equals(schema)
-        assert found.metadata[b"brickline.version"] == b"2"
+        assert found.metadata[b"brickline.version"] == b"3"
         assert found.metadata[b"brickline.run"] == run.manifest["id"].encode()
         assert (file.stat().st_mode & 0o777) == 0o600
         assert pq.read_table(file).equals(table_from_run(run, name))

@@ -136,6 +136,7 @@ def step_fields(profile: Profile, step: StepStats) -> dict[str, Any]:
         "timed": step.stats.timed,
         "tokens": step.tokens,
         "wall_ns": step.wall_ns,
+        "elapsed_ns": step.elapsed_ns,
         "outside_bricks_ns": None if on_device else step.stats.exclusive_ns,
         "us_per_token": step.us_per_token,
         "tokens_per_s": step.tokens_per_s,

@@ -8,7 +8,8 @@
 //
 // A reader walks extents from 4096 to SpoolHeader::file_bytes by ExtentHeader::bytes. An extent
 // holds either rows of one table (append-only; `used` counts committed payload bytes) or a part of
-// one lane. A lane belongs to one recording thread, or to one (thread, stream) pair on a device:
+// one lane. A lane belongs to one recording thread, to a task of one while others of its tasks hold
+// entries open, or to one (thread, stream) pair on a device:
 //
 //     LANE   [LaneHeader one page][BrickRecord × ring_records][JournalEntry area]
 //     NODE   [Node × n]        statistics per (slot, phase)
@@ -66,6 +67,7 @@ enum RecordFlag : uint8_t {
     RECORD_IS_WORK = 64,       // this entry is a WorkRecord; alone, a fence: what is open is forgotten
     RECORD_EXACT = 128,        // `end` is a duration in ns that the caller supplied
 };
+constexpr uint8_t WORK_OF_STEP = 1;  // of a WorkRecord: `detail` is a step's
 
 struct SpoolHeader {
     char magic[8];
@@ -119,11 +121,12 @@ static_assert(sizeof(BrickRecord) == 32);
 struct WorkRecord {      // follows a BrickRecord whose flags hold RECORD_WORK
     uint64_t bytes_in;
     double flops;
-    uint64_t detail;     // bricks: bytes_out; tiles: row << 32 | column; device lanes: host ns
+    uint64_t detail;     // bricks: bytes_out; tiles: row << 32 | column; device lanes: host ns;
+                         // steps: ns since a pass of the phase began or ended, or since none ran
     uint32_t cycles_low; // bricks: cycles
     uint8_t cycles_high; // up to 2^48 cycles in all
     uint8_t cycles_top;
-    uint8_t flags;       // RECORD_IS_WORK
+    uint8_t flags;       // RECORD_IS_WORK, WORK_OF_STEP
     uint8_t reserved;
 };
 static_assert(sizeof(WorkRecord) == 32);
@@ -153,7 +156,8 @@ struct Node {
     uint64_t min_cycles;
     uint64_t max_cycles;
     uint64_t cycles_count;
-    uint64_t host_ns;          // device lanes: host time between the two enqueues
+    uint64_t host_ns;          // device lanes: host time between the two enqueues; steps: time in which
+                               // any pass of the phase ran, each moment counted once
     uint64_t host_bound;
     uint64_t out_of_order;
     uint64_t approximate;
