@@ -73,6 +73,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
 
     __slots__ = (
         "_clock",
+        "_facts",
         "_final",
         "_graph",
         "_graph_enabled",
@@ -83,7 +84,6 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         "_spool",
         "_timeline_steps",
         "_writer",
-        "_zero_copy",
         "name",
         "sampling",
         "sync_mode",
@@ -125,7 +125,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self._spool: Path | None = None
         self._final: Part | None = None
         self._report: DivergenceReport | None = None
-        self._zero_copy = False
+        self._facts: dict[str, float] = {}
         self._graph = self._new_graph()
         self._graph_enabled = graph
         self._clock.prepare(self)
@@ -192,6 +192,8 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
             raise
         self._apply_options()
         self._set_overhead(measurement_cost_ns())
+        for name, value in self._facts.items():
+            self._fact(name, value)
         _core.connect_graph(self, self._graph.store, self._graph_enabled)
 
     def _apply_options(self) -> None:
@@ -259,7 +261,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         """Forget everything recorded: statistics, tiles, graph, traces, pending spans and marks."""
         self.timers._restart()
         self.traces._restart()
-        self._zero_copy = False
+        self._facts.clear()
         self._final = None
         self._report = None
         if self._spool is None or self._writer is None:
@@ -345,20 +347,24 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         """Note a measured L2 hit rate; clamped to 0..1."""
         if not isinstance(rate, int | float) or rate != rate:
             raise CountError(f"rate: expected a number from 0 to 1, got {rate!r}")
-        self._fact("l2_cache_hit_rate", min(1.0, max(0.0, rate)))
+        self._note_fact("l2_cache_hit_rate", min(1.0, max(0.0, rate)))
 
     def l2_cache_hit_rate(self) -> float | None:
         """Return the L2 hit rate that was noted, if any."""
-        return self.profile().facts.get("l2_cache_hit_rate")
+        return self._facts.get("l2_cache_hit_rate")
 
     def set_zero_copy(self, enabled: bool) -> None:
         """Note whether memory transfers are zero-copy."""
-        self._zero_copy = enabled
-        self._fact("zero_copy", float(enabled))
+        self._note_fact("zero_copy", float(enabled))
 
     def is_zero_copy(self) -> bool:
         """Whether transfers were noted as zero-copy."""
-        return self._zero_copy
+        return bool(self._facts.get("zero_copy"))
+
+    def _note_fact(self, name: str, value: float) -> None:
+        """Keep a fact for every run of this profiler, and write it into the one that is open."""
+        self._facts[name] = float(value)
+        self._fact(name, float(value))
 
     # ------------------------------------------------------------------------- what was recorded
 
@@ -438,6 +444,7 @@ def _after_fork_in_child() -> None:
     """Give the child partitions of its own in the same runs; the parent's are left alone."""
     _core.after_fork_in_child()
     for profiler in list(_live):
+        profiler.timers._drop_pending()  # the parent finalizes them
         if profiler._spool is None:
             continue
         enabled = profiler.is_enabled()

@@ -6,6 +6,7 @@ Owns the deferred arithmetic of the seed and supplied durations. Measuring itsel
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -82,7 +83,7 @@ class Timers:
 
     def __init__(self, core: _core.ProfilerCore) -> None:
         self._core = core
-        self._pending: list[_Pending] = []
+        self._pending: deque[_Pending] = deque()
         self._epoch_ns = core._now_ns()
         # The native calls themselves, so that they cost no Python frame.
         self.brick = core.brick
@@ -172,8 +173,11 @@ class Timers:
         end_ns = checked_count("end_ns", end_ns, 2**62)
         if not self._core.is_enabled():
             return
-        pending, self._pending = self._pending, []
-        for span in pending:
+        for _ in range(len(self._pending)):
+            try:
+                span = self._pending.popleft()
+            except IndexError:  # another thread finalizes, too
+                return
             duration_ns = max(0, end_ns - span.start_ns)
             self._core._record(span.brick, duration_ns, span.elements, approximate=True)
 
@@ -186,8 +190,11 @@ class Timers:
         return bool(self._pending)
 
     def _restart(self) -> None:
-        self._pending = []
+        self._drop_pending()
         self.reset_epoch()
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
 
     def __repr__(self) -> str:
         return f"<timers of {self._core!r}>"

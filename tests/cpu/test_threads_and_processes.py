@@ -360,6 +360,28 @@ def test_a_forked_child_records_into_its_own_partition(tmp_path: Path) -> None:
     assert whole.count == 1061
 
 
+def test_spans_that_are_pending_at_a_fork_count_once(tmp_path: Path) -> None:
+    code = """
+import os, sys
+import brickline as bl
+
+p = bl.BrickProfiler("t", enabled=True, path=sys.argv[1])
+p.record_deferred("Norm", 0)
+child = os.fork()
+if child == 0:
+    assert not p.has_pending()
+    p.record_deferred("Own", 0)
+p.finalize(100)
+p.close()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    finish(python(code, tmp_path / "run"))
+    counts = {row.name: row.count for row in profile_at(tmp_path / "run").bricks}
+    assert counts == {"Norm": 1, "Own": 1}
+
+
 def test_a_child_of_a_disabled_profiler_records_nothing(tmp_path: Path) -> None:
     code = """
 import os, sys

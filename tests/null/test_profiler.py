@@ -579,6 +579,20 @@ def test_the_epoch_counts_from_its_last_reset(p: BrickProfiler) -> None:
     assert p.total_ns() == 30
 
 
+def test_a_span_that_comes_while_others_are_finalized_waits(p: BrickProfiler) -> None:
+    class Late:
+        """A start that is read while another thread finalizes."""
+
+        def __int__(self) -> int:
+            p.finalize(100)
+            return 40
+
+    p.record_deferred(BrickId.RMS_NORM, Late())  # type: ignore[arg-type]
+    assert p.pending_count() == 1
+    p.finalize(100)
+    assert p.brick_stats(BrickId.RMS_NORM).total_ns == 60
+
+
 def test_pending_spans_wait_while_the_profiler_is_disabled(p: BrickProfiler) -> None:
     p.record_deferred(BrickId.RMS_NORM, 0)
     p.disable()
@@ -724,6 +738,21 @@ def test_noted_facts(p: BrickProfiler) -> None:
     assert p.l2_cache_hit_rate() == 1.0
     p.set_l2_cache_hit_rate(-1)
     assert p.l2_cache_hit_rate() == 0.0
+
+
+def test_facts_are_written_into_every_run_of_a_profiler(make: Make) -> None:
+    p = make(enabled=False)
+    p.set_l2_cache_hit_rate(0.25)
+    p.set_zero_copy(True)
+    assert (p.l2_cache_hit_rate(), p.is_zero_copy()) == (0.25, True)
+    p.enable()
+    assert p.profile().facts == {"l2_cache_hit_rate": 0.25, "zero_copy": 1.0}
+    p.close()
+    p.set_l2_cache_hit_rate(0.5)
+    p.enable()
+    assert p.profile().facts == {"l2_cache_hit_rate": 0.5, "zero_copy": 1.0}
+    p.reset()
+    assert (p.l2_cache_hit_rate(), p.is_zero_copy(), dict(p.profile().facts)) == (None, False, {})
 
 
 # ------------------------------------------------------------------------------ enabling, resetting
