@@ -40,7 +40,7 @@ class StepStats:
 
     @property
     def elapsed_ns(self) -> int:
-        """Time in which any pass ran, where passes of several threads or tasks overlap counted once.
+        """Time in which any pass ran; what passes of several threads or tasks share counts once.
 
         Summed over processes. Runs of versions that did not count it have `wall_ns` here.
         """

@@ -1,4 +1,4 @@
-"""Bricks that tasks and generators of one thread hold open at the same time, on a clock of its own."""
+"""Bricks that tasks and generators of one thread hold open at once, on a clock of its own."""
 
 from __future__ import annotations
 
