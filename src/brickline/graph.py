@@ -58,7 +58,9 @@ __all__ = [
 ]
 
 DROPPED_NODE = NO_NODE
-"""The id of a node that the budget did not admit; accepted as a node, and ignored there."""
+"""The id of a node that was not stored: past the budget, or while a profiler's graph is disabled.
+
+Accepted wherever a node is expected, and ignored there."""
 
 
 @dataclass(frozen=True, slots=True)

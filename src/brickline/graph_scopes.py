@@ -19,10 +19,12 @@ from brickline.graph_rows import NO_NODE, EdgeKind
 class _Frame:
     """An open scope of one thread; the outermost frame has no node."""
 
-    __slots__ = ("depth", "last_content", "node")
+    __slots__ = ("depth", "last_content", "node", "opened_by")
 
-    def __init__(self, node: int | None, depth: int = 0) -> None:
+    def __init__(self, node: int | None, depth: int = 0, opened_by: Scope | None = None) -> None:
         self.node = node
+        self.opened_by = opened_by
+        """The ``with`` block that opened it; nodes that were not stored have one id for all."""
         self.depth = depth
         """How many bricks were open when it was opened."""
         self.last_content: int | None = None
@@ -63,15 +65,19 @@ class GraphScopes:
         with self._lock:
             self.open_count += change
 
+    def _innermost(self) -> _Frame:
+        # A scope that was opened while the graph took nothing has no node to hold what follows.
+        return next(frame for frame in reversed(self._frames()) if frame.node != NO_NODE)
+
     def current(self) -> int | None:
         """Return the innermost open node of the calling thread."""
-        return self._frames()[-1].node
+        return self._innermost().node
 
     def place(self, node: int, kind: EdgeKind, sequence: bool) -> None:
         """Put a node inside the current scope, unless it has its place already."""
-        if node == NO_NODE:
+        if node == NO_NODE or not self._store.is_open():
             return
-        frame = self._frames()[-1]
+        frame = self._innermost()
         with graph_errors():
             if self._store.is_contained(node) or node in self._placed:
                 return
@@ -87,10 +93,10 @@ class GraphScopes:
                 self._store.add_edge(frame.last_content, node, EdgeKind.SEQUENCE)
         frame.last_content = node
 
-    def push(self, node: int, sequence: bool) -> int:
+    def push(self, node: int, sequence: bool, opened_by: Scope | None = None) -> int:
         """Place a node and open it."""
         self.place(node, EdgeKind.CONTAINS, sequence)
-        self._frames().append(_Frame(node, self._open_bricks()))
+        self._frames().append(_Frame(node, self._open_bricks(), opened_by))
         self._count(+1)
         return node
 
@@ -110,14 +116,14 @@ class GraphScopes:
         self._count(-1)
         return node
 
-    def leave(self, node: int, quiet: bool) -> None:
+    def leave(self, scope: Scope, quiet: bool) -> None:
         """Close a scope that a ``with`` block opened, and what was left open inside it."""
         frames = self._frames()
-        depth = next((i for i in range(len(frames) - 1, 0, -1) if frames[i].node == node), 0)
+        depth = next((i for i in range(len(frames) - 1, 0, -1) if frames[i].opened_by is scope), 0)
         if depth == 0:
             raise GraphError(
-                f"expected node {node} to be an open scope of this thread, got none such; leave a "
-                "scope on the thread that entered it, and do not pop it by hand inside `with`"
+                f"expected node {scope.node} to be an open scope of this thread, got none such; leave "
+                "a scope on the thread that entered it, and do not pop it by hand inside `with`"
             )
         left_open = [frame.node for frame in frames[depth + 1 :]]
         # Closed before the complaint, so that what is recorded next lands in the right place.
@@ -125,8 +131,8 @@ class GraphScopes:
         self._count(-1 - len(left_open))
         if left_open and not quiet:
             raise GraphError(
-                f"expected node {node} as the innermost scope, got {left_open} still open inside; "
-                "close inner scopes with pop_scope before the `with` block ends"
+                f"expected node {scope.node} as the innermost scope, got {left_open} still open "
+                "inside; close inner scopes with pop_scope before the `with` block ends"
             )
 
     def clear(self) -> None:
@@ -150,7 +156,7 @@ class Scope:
 
     def __enter__(self) -> int:
         self._generation = self._scopes.generation
-        return self._scopes.push(self.node, self._sequence)
+        return self._scopes.push(self.node, self._sequence, self)
 
     def __exit__(
         self,
@@ -160,4 +166,4 @@ class Scope:
     ) -> None:
         # A clear() inside the block has closed the scope already.
         if self._generation == self._scopes.generation:
-            self._scopes.leave(self.node, quiet=exc_type is not None)
+            self._scopes.leave(self, quiet=exc_type is not None)

@@ -61,7 +61,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         overwrite: Replace a run at `path`. Default False.
         timeline_steps: Keep every entry of about this many last steps. Default 0: statistics only,
             whose size does not grow with time.
-        graph: Draw each brick into the execution graph. Default False.
+        graph: Draw each brick into the execution graph. Default False: it takes nothing.
 
     Example:
         >>> profiler = BrickProfiler("decode", enabled=True)
@@ -127,7 +127,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self._report: DivergenceReport | None = None
         self._facts: dict[str, float] = {}
         self._graph = self._new_graph()
-        self._graph_enabled = graph
+        self._draw(graph)
         self._clock.prepare(self)
         self.timers = Timers(self)
         self.tiles = Tiles(self, lambda: self.profile().tile_levels)
@@ -370,20 +370,20 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
 
     @property
     def graph(self) -> ExecutionGraph:
-        """The execution graph, up to now."""
+        """The execution graph, up to now; it takes nothing while it is disabled."""
         self._flush()
         return self._graph
 
     def enable_graph(self) -> None:
-        """Draw each brick into the execution graph from now on."""
+        """Draw each brick into the execution graph from now on, and take what is added to it."""
         self._draw(True)
 
     def disable_graph(self) -> None:
-        """Draw no more bricks; what was drawn stays."""
+        """Draw no more bricks and ignore what is added; what was drawn stays."""
         self._draw(False)
 
     def is_graph_enabled(self) -> bool:
-        """Whether bricks are drawn into the execution graph."""
+        """Whether the execution graph takes bricks and what is added to it."""
         return self._graph_enabled
 
     def _new_graph(self) -> ExecutionGraph:

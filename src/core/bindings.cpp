@@ -253,11 +253,14 @@ NB_MODULE(_core, module) {
     module.def("layout", &layout, "Sizes and offsets of the structs in abi.h.");
     module.def("connect_graph", [](nb::handle object, GraphStore* graph, bool draw) {
         Recorder* recorder = profiler_of(object)->state->recorder.get();
-        if (!recorder || !recorder->is_open()) return;
-        recorder->connect_graph_table(graph);
-        recorder->set_graph(draw ? graph : nullptr);
-    }, nb::arg("profiler"), nb::arg("graph").none(), nb::arg("draw"),
-       "Write a graph's rows to the profiler's spool and, with draw, add finished bricks to it.");
+        if (recorder && recorder->is_open()) {
+            recorder->connect_graph_table(graph);
+            recorder->set_graph(draw ? graph : nullptr);
+        }
+        graph->set_open(draw);  // last: set_graph still draws what finished before
+    }, nb::arg("profiler"), nb::arg("graph"), nb::arg("draw"),
+       "Write a graph's rows to the profiler's spool and, with draw, add finished bricks to it; without,\n"
+       "the graph takes nothing.");
 }
 
 }  // namespace brickline

@@ -35,6 +35,16 @@ void GraphStore::attach_sink(GraphSink* sink) {
     for (size_t i = 0; i < m_edges.size(); ++i) sink->on_edge(m_edges[i]);
 }
 
+void GraphStore::set_open(bool open) {
+    std::lock_guard lock(m_mutex);
+    m_open = open;
+}
+
+bool GraphStore::is_open() const {
+    std::lock_guard lock(m_mutex);
+    return m_open;
+}
+
 uint32_t GraphStore::intern(std::string_view text) {
     std::lock_guard lock(m_mutex);
     return intern_locked(text);
@@ -60,8 +70,9 @@ std::string GraphStore::text_locked(uint32_t id) const {
     return id < m_strings.size() ? *m_strings[id] : std::string();
 }
 
-// Asked before names are interned, so that a full graph does not grow by its names either.
+// Asked before names are interned, so that a full or closed graph does not grow by its names either.
 bool GraphStore::admit_node_locked() {
+    if (!m_open) return false;
     if (m_nodes.size() < m_node_budget) return true;
     ++m_dropped_nodes;
     return false;
@@ -212,6 +223,7 @@ void GraphStore::follow_locked(uint32_t& previous, uint32_t node) {
 }
 
 bool GraphStore::add_edge_locked(const GraphEdgeRow& edge, const GraphDetailRow* detail) {
+    if (!m_open) return false;
     if (edge.source == NO_NODE || edge.target == NO_NODE || m_edges.size() >= m_edge_budget) {
         ++m_dropped_edges;
         return false;

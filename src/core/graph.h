@@ -130,10 +130,15 @@ public:
     // borrowed and must outlive its attachment.
     void attach_sink(GraphSink* sink);
 
+    // A closed store takes no additions, and counts none of them as dropped; what it has stays.
+    void set_open(bool open);
+    bool is_open() const;
+
     uint32_t intern(std::string_view text);
 
-    // Additions. Each returns the node's id, or NO_NODE when the budget is spent; NO_NODE is
-    // accepted wherever a node is expected and means "nothing", so callers need not check.
+    // Additions. Each returns the node's id, or NO_NODE when the budget is spent or the store is
+    // closed; NO_NODE is accepted wherever a node is expected and means "nothing", so callers need
+    // not check.
     uint32_t add_brick(GraphNodeRow row);
     // Interns the name itself, and only when the brick is stored; row.name is ignored.
     uint32_t add_named_brick(std::string_view name, GraphNodeRow row);
@@ -151,7 +156,7 @@ public:
     uint32_t add_async_task(std::string_view name, const AsyncTaskDetail& task,
                             uint64_t total_poll_ns, uint64_t start_ns = 0);
 
-    // Returns false when the edge was not stored (budget, or an end that is NO_NODE).
+    // Returns false when the edge was not stored (budget, closed, or an end that is NO_NODE).
     bool add_edge(uint32_t source, uint32_t target, EdgeKind kind, float weight = 1.0f);
     bool add_transfer_edge(uint32_t source, uint32_t target, uint64_t bytes,
                            TransferDirection direction, float weight = 1.0f);
@@ -215,6 +220,7 @@ private:
     mutable std::mutex m_mutex;
     const uint32_t m_node_budget;
     const uint64_t m_edge_budget;
+    bool m_open = true;
     GraphSink* m_sink = nullptr;
     BlockArray<GraphNodeRow> m_nodes;
     BlockArray<GraphEdgeRow> m_edges;

@@ -276,6 +276,7 @@ void bind_graph(nb::module_& m) {
         .def("note_dropped", &GraphStore::note_dropped, "nodes"_a, "edges"_a)
         .def("containers", &containers_array)
         .def("clear", &GraphStore::clear)
+        .def("is_open", &GraphStore::is_open)
         .def("counts", &counts_dict)
         .def("bytes", &GraphStore::bytes)
         .def_prop_ro("node_budget", &GraphStore::node_budget)

@@ -49,6 +49,28 @@ uint32_t add_brick(GraphStore& store, const char* name, uint64_t timing_ns) {
     return store.add_brick(brick_row(store.intern(name), -1, -1, timing_ns, 1));
 }
 
+void test_a_closed_store_takes_nothing() {
+    GraphStore store;
+    const uint32_t first = add_brick(store, "first", 5), second = add_brick(store, "second", 6);
+    store.set_open(false);
+    const uint64_t bytes = store.bytes();
+    check(!store.is_open() && add_brick(store, "first", 7) == NO_NODE, "no node");
+    check(store.add_layer(3, std::nullopt) == NO_NODE &&
+              store.add_function("f", "f.py", 3, std::nullopt) == NO_NODE,
+          "nor of another kind");
+    check(!store.add_edge(first, second, EdgeKind::Sequence) &&
+              !store.add_transfer_edge(first, second, 8, TransferDirection::HostToDevice) &&
+              !store.add_edge(first, NO_NODE, EdgeKind::Calls),
+          "no edge");
+    store.add_sequence(std::vector<uint32_t>{first, second});
+    const GraphCounts counts = store.counts();
+    check(counts.nodes == 2 && counts.edges == 0 && store.bytes() == bytes, "names neither");
+    check(counts.dropped_nodes == 0 && counts.dropped_edges == 0, "and nothing was dropped");
+    check_throws<GraphFault>([&] { store.add_edge(first, 99, EdgeKind::Calls); }, "ids are checked");
+    store.set_open(true);
+    check(store.add_edge(first, second, EdgeKind::Sequence), "open again");
+}
+
 void test_bricks_in_post_order() {
     GraphStore store;
     std::vector<GraphChild> children;
@@ -272,6 +294,7 @@ void test_small_analyses() {
 }  // namespace
 
 int main() {
+    test_a_closed_store_takes_nothing();
     test_bricks_in_post_order();
     test_dropped_nodes();
     test_cycle_and_faults();

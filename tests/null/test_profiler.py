@@ -33,8 +33,8 @@ from brickline import (
     TileLevel,
 )
 from brickline.abi import RecordFlag
-from brickline.errors import RunExists, UsageError
-from brickline.graph import EdgeKind, NodeKind, TransferDirection
+from brickline.errors import CountError, RunExists, UsageError
+from brickline.graph import EdgeKind, ExecutionGraph, NodeKind, TransferDirection
 
 
 @pytest.fixture(autouse=True)
@@ -1203,13 +1203,74 @@ def test_drawing_is_off_by_default_and_may_be_switched(make: Make, tmp_path: Pat
     p.enable_graph()
     spend(p, "B", 2)
     assert [node.name for node in p.graph.nodes()] == ["B"]
+    p.graph.record_kernel_launch("by hand", timing_ns=4)
     p.disable_graph()
     spend(p, "C", 3)
-    p.graph.record_kernel_launch("by hand", timing_ns=4)
+    p.graph.record_kernel_launch("while off", timing_ns=4)
     assert [node.name for node in p.graph.nodes()] == ["B", "by hand"]
     p.close()
     (part,) = bl.Run.open(tmp_path / "run").parts
     assert len(part.graph.nodes) == 2, "what is drawn by hand is in the run too"
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_graph_that_is_off_takes_nothing(make: Make, enabled: bool) -> None:
+    p = make(enabled=enabled)
+    graph = p.graph
+
+    def add_everything() -> None:
+        layer = graph.add_layer(0)
+        with graph.scope(layer):
+            brick = graph.record_brick(BrickId.RMS_NORM, timing_ns=100, elements=64)
+            assert graph.push_scope(brick) == brick
+            kernel = graph.record_kernel_launch("square", 7, grid=4)
+            graph.record_transfer("gpu:y", "host", 8, TransferDirection.DEVICE_TO_HOST)
+            graph.add_dependency(kernel, graph.add_function("f"))
+            assert graph.pop_scope() == brick
+        graph.add_edge(layer, graph.add_async_task("t", 1, 0, 5), EdgeKind.CALLS)
+
+    add_everything()
+    counts = (graph.num_nodes, graph.num_edges, graph.dropped_nodes, graph.dropped_edges)
+    assert counts == (0, 0, 0, 0), "nothing, and nothing was lost"
+    assert graph.current_scope is None
+    assert graph.is_scope_balanced()
+    with pytest.raises(CountError):
+        graph.record_brick("own", elements=-1)  # arguments are checked all the same
+    p.enable_graph()
+    add_everything()
+    assert (graph.num_nodes, graph.num_edges) == (6, 6)
+    p.disable_graph()
+    add_everything()
+    assert (graph.num_nodes, graph.num_edges, graph.dropped_edges) == (6, 6, 0)
+    graph.clear()
+    assert len(graph) == 0
+    ExecutionGraph().add_layer(0)
+
+
+def test_a_graph_is_switched_within_its_scopes(make: Make) -> None:
+    p = make(graph=True)
+    graph = p.graph
+    with graph.scope(outer := graph.add_function("outer")):
+        p.disable_graph()
+        with graph.scope(graph.add_function("while off")):
+            known = graph.current_scope
+            p.enable_graph()
+            graph.record_kernel_launch("of outer")
+            p.disable_graph()
+        with graph.scope(outer):
+            pass
+        p.enable_graph()
+    assert known == outer
+    assert graph.is_scope_balanced()
+    assert links(p) == [("outer", "Launches", "of outer")]
+    later = graph.add_function("later")
+    p.disable_graph()
+    with graph.scope(later):
+        pass
+    p.enable_graph()
+    with graph.scope(outer), graph.scope(later):
+        pass
+    assert links(p, EdgeKind.CONTAINS) == [("outer", "Contains", "later")]
 
 
 def test_what_is_out_of_order_or_supplied_is_not_drawn(make: Make) -> None:

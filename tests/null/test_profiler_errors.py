@@ -116,6 +116,15 @@ def test_a_layer_of_a_trace_is_a_count_or_none(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "value", [each for each in WHOLE if each is not None], ids=lambda value: repr(value)[:8]
+)
+def test_a_trace_is_in_a_numbered_layer_or_in_none(value: Any) -> None:
+    with pytest.raises(CountError, match=r"layer_idx: expected .*got"):
+        KernelTrace("k", value, 0, "NULL")
+    assert KernelTrace("k", None, 0, "NULL").layer_idx is None
+
+
+@pytest.mark.parametrize(
     "value", [-1, math.nan, math.inf, HUGE, "3", None, [1]], ids=lambda value: repr(value)[:8]
 )
 def test_flops_are_finite_and_not_negative(p: BrickProfiler, value: Any) -> None:
@@ -346,8 +355,11 @@ def test_an_exit_without_an_entry_is_counted_and_nothing_else(p: BrickProfiler) 
     assert p.profile().recording.orphan_exits == 1
 
 
-def test_unbalanced_graph_scopes(p: BrickProfiler) -> None:
+@pytest.mark.parametrize("is_on", [False, True])
+def test_unbalanced_graph_scopes(p: BrickProfiler, is_on: bool) -> None:
     graph = p.graph
+    if is_on:
+        p.enable_graph()
     with pytest.raises(GraphError, match="call push_scope first") as caught:
         graph.pop_scope()
     assert survives_pickling(caught.value)
