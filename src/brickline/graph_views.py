@@ -52,6 +52,10 @@ def _us(value_ns: int) -> str:
     return f"{value_ns / 1000:.1f} µs"
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     # DOT has no escape for control characters, and a raw NUL ends the file for Graphviz.
@@ -63,7 +67,7 @@ def dot(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> str:
     """Return nodes and edges in Graphviz's language."""
     lines = ["digraph execution {", "  rankdir=TB;", "  node [shape=box, style=filled];"]
     for node in nodes:
-        label = node.name if node.timing_ns is None else f"{node.name}\n{_us(node.timing_ns)}"
+        label = "\n".join([node.name, *_label_parts([node])])
         lines.append(f"  n{node.id} [label={_quoted(label)}, fillcolor={_FILL[node.kind]}];")
     lines.extend(f"  n{edge.source} -> n{edge.target} [{_STYLE[edge.kind]}];" for edge in edges)
     return "\n".join([*lines, "}", ""])
@@ -106,6 +110,8 @@ class _Tree:
         if isinstance(node.detail, KernelDetail):
             detail = node.detail
             return node.kind, node.name, detail.grid, detail.block, detail.shared_bytes
+        if isinstance(node.detail, FunctionDetail):
+            return node.kind, node.name, node.detail
         return node.kind, node.name
 
     def draw(self, group: list[int], prefix: str, branch: str, depth: int) -> None:
@@ -136,14 +142,19 @@ def group_label(group: Sequence[GraphNode]) -> str:
         if first.kind is NodeKind.LAYER and first.name != group[-1].name:
             parts[0] += f"…{group[-1].name}"
         parts.append(f"×{len(group)}")
+    return "  ".join([*parts, *_label_parts(group)])
+
+
+def _label_parts(group: Sequence[GraphNode]) -> list[str]:
+    """Return what is said of nodes that read the same, besides their name."""
     timed = [node.timing_ns for node in group if node.timing_ns is not None]
-    if timed:
-        parts.append(_us(sum(timed)))
     elements = sum(node.elements for node in group)
-    if elements:
-        parts.append(f"{elements} elements")
     details = [node.detail for node in group if node.detail is not None]
-    return "  ".join([*parts, *_detail_parts(details, sum(timed))])
+    return [
+        *([_us(sum(timed))] if timed else []),
+        *([_counted(elements, "element")] if elements else []),
+        *_detail_parts(details, sum(timed)),
+    ]
 
 
 def _detail_parts(details: Sequence[object], timing_ns: int) -> list[str]:
@@ -152,19 +163,21 @@ def _detail_parts(details: Sequence[object], timing_ns: int) -> list[str]:
     first = details[0]
     if isinstance(first, KernelDetail):
         grid, block = (",".join(map(str, sizes)) for sizes in (first.grid, first.block))
-        shared = f"  {first.shared_bytes} B shared" if first.shared_bytes else ""
-        return [f"grid ({grid})  block ({block}){shared}"]
+        shared = [f"{first.shared_bytes} B shared"] if first.shared_bytes else []
+        return [f"grid ({grid})", f"block ({block})", *shared]
     if isinstance(first, FunctionDetail):
-        places = [str(part) for part in (first.file, first.line) if part is not None]
-        return [":".join(places)]
+        is_known = first.file is not None and first.line is not None
+        return [f"{first.file}:{first.line}"] if is_known else []
     if isinstance(first, TransferDetail):
         moved = sum(d.size_bytes for d in details if isinstance(d, TransferDetail))
-        return [f"{moved} bytes"]
+        return [_counted(moved, "byte")]
     tasks = [detail for detail in details if isinstance(detail, AsyncTaskDetail)]
     polls = sum(task.poll_count for task in tasks)
     yields = sum(task.yield_count for task in tasks)
-    mean = f"  {_us(timing_ns // polls)} a poll" if polls else ""
-    return [f"{polls} polls  {yields} yields{mean}"]
+    parts = [_counted(polls, "poll"), _counted(yields, "yield")]
+    if polls:
+        parts += [f"{_us(timing_ns // polls)} a poll", f"{len(tasks) / polls:.1%} efficient"]
+    return parts
 
 
 def tree(
@@ -213,17 +226,21 @@ def path_summary(graph: ExecutionGraph, max_rows: int) -> str:
     import numpy as np
 
     path = graph.critical_path()
-    title = f"Critical path: {path.total_ns / 1e6:.3f} ms over {len(path.nodes)} nodes"
+    length = _counted(len(path.nodes), "node")
+    title = f"Critical path: {path.total_ns / 1e6:.3f} ms over {length}"
     lines = [title, "─" * len(title)]
     steps = list(zip(path.nodes, path.contributions_ns, strict=True))
     for index, (node, contribution_ns) in enumerate(steps[:max_rows]):
         branch = "└─" if index == len(steps) - 1 else "├─"
         found = graph.node(node)
         partial = "" if found.timing_ns == contribution_ns else "  not covered by its contents"
-        lines.append(f"{branch} {found.name}  {_us(contribution_ns)}{partial}")
+        row = [f"{branch} {found.name}", _us(contribution_ns)]
+        if isinstance(found.detail, AsyncTaskDetail):
+            row += _detail_parts([found.detail], found.timing_ns or 0)
+        lines.append("  ".join(row) + partial)
     if len(steps) > max_rows:
         rest_ns = sum(contribution for _, contribution in steps[max_rows:])
-        lines.append(f"└─ … {len(steps) - max_rows} more nodes, {_us(rest_ns)}")
+        lines.append(f"└─ … {_counted(len(steps) - max_rows, 'more node')}, {_us(rest_ns)}")
     slack = graph.slack()
     order = np.argsort(slack, kind="stable")[::-1][:5].tolist()
     loose = [node for node in order if slack[node] > 0]

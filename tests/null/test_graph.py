@@ -411,8 +411,23 @@ def test_dot_has_colours_styles_and_escaped_labels():
     graph.add_edge(odd, graph.add_kernel("k", timing_ns=1500), EdgeKind.LAUNCHES)
     dot = graph.to_dot()
     assert r'n0 [label="say \"hi\"\\\n", fillcolor=lightgray];' in dot
-    assert r'n1 [label="k\n1.5 µs", fillcolor=lightyellow];' in dot
+    assert r'n1 [label="k\n1.5 µs\ngrid (1,1,1)\nblock (1,1,1)", fillcolor=lightyellow];' in dot
     assert 'n0 -> n1 [style=bold, color="red"];' in dot
+
+
+def test_dot_says_of_every_kind_what_the_tree_says():
+    labels = [
+        line.split('"')[1] for line in one_of_each().to_dot().splitlines() if "label=" in line
+    ]
+    assert labels == [
+        r"decode\nmodel.py:12",
+        r"Layer3\n500.0 µs",
+        r"RmsNorm\n200.0 µs\n4096 elements",
+        r"rms\n180.0 µs\ngrid (4,2,1)\nblock (128,1,1)\n1024 B shared",
+        r"MyBrick\n100.0 µs",
+        r"D2H:gpu:y->host\n7.0 µs\n4096 bytes",
+        r"sampler\n40.0 µs\n3 polls\n2 yields\n13.3 µs a poll\n33.3% efficient",
+    ]
 
 
 def test_tree_collapses_identical_siblings():
@@ -453,7 +468,33 @@ def test_tree_of_every_kind_and_of_none():
     assert tree.splitlines()[0] == "Execution graph"
     assert "├─ decode  model.py:12" in tree
     assert "D2H:gpu:y->host  7.0 µs  4096 bytes" in tree
-    assert "└─ sampler  40.0 µs  3 polls  2 yields  13.3 µs a poll" in tree
+    assert "└─ sampler  40.0 µs  3 polls  2 yields  13.3 µs a poll  33.3% efficient" in tree
+
+
+def test_a_function_has_a_place_where_both_file_and_line_are_known():
+    graph = ExecutionGraph()
+    for place in ((None, None), ("a.py", None), (None, 7), ("a.py", 7), ("a.py", 7), ("b.py", 7)):
+        graph.add_function("f", *place)
+    rows = [row[3:] for row in graph.to_tree().splitlines()[1:]]
+    assert rows == ["f", "f", "f", "f  ×2  a.py:7", "f  b.py:7"]
+    dot = graph.to_dot()
+    assert (dot.count('"f"'), dot.count(r'"f\na.py:7"')) == (3, 2)
+
+
+def test_a_single_thing_is_no_plural():
+    graph = ExecutionGraph()
+    task = graph.add_async_task("ready at once", 1, 0, us(4))
+    graph.add_brick("B", elements=1)
+    graph.add_transfer("host", "gpu:x", 1, TransferDirection.HOST_TO_DEVICE)
+    graph.add_async_task("never polled", 0, 1, 0)
+    assert graph.to_tree().splitlines()[1:] == [
+        "├─ ready at once  4.0 µs  1 poll  0 yields  4.0 µs a poll  100.0% efficient",
+        "├─ B  1 element",
+        "├─ H2D:host->gpu:x  1 byte",
+        "└─ never polled  0.0 µs  0 polls  1 yield",
+    ]
+    assert graph.critical_path().nodes == (task,)
+    assert graph.critical_path_summary().splitlines()[0] == "Critical path: 0.004 ms over 1 node"
 
 
 def test_summary_lists_path_and_slack():
@@ -469,7 +510,19 @@ def test_summary_lists_path_and_slack():
         "Most slack:",
         "   A  4.0 µs",
     ]
-    assert "└─ … 1 more nodes, 1.0 µs" in graph.critical_path_summary(max_rows=1)
+    assert "└─ … 1 more node, 1.0 µs" in graph.critical_path_summary(max_rows=1)
+
+
+def test_summary_says_of_a_task_how_it_was_polled():
+    graph = ExecutionGraph()
+    load = graph.add_async_task("load", 4, 3, us(6))
+    graph.add_dependency(load, graph.add_brick("A", timing_ns=us(5)))
+    assert graph.critical_path_summary().splitlines() == [
+        "Critical path: 0.011 ms over 2 nodes",
+        "────────────────────────────────────",
+        "├─ load  6.0 µs  4 polls  3 yields  1.5 µs a poll  25.0% efficient",
+        "└─ A  5.0 µs",
+    ]
 
 
 def test_json_round_trips_and_keeps_64_bits_as_text():

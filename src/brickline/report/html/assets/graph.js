@@ -18,7 +18,7 @@
     const strip = el("div", { class: `path-strip ${path.pieces.length > 60 ? "dense" : ""}`, role: "img", "aria-label": `Critical path of ${time(path.total_ns)}: ${path.names.slice(0, 6).map(([name, , ns]) => `${name} ${percent(ns / path.total_ns)}`).join(", ")}` },
       path.pieces.map(([name, ns]) => el("span", { style: { "flex-grow": ns, background: `var(--${colourOf(name)})` }, onpointermove: (event) => hover(event.clientX, event.clientY, [shorten(name, 60), `${time(ns)}, ${percent(ns / path.total_ns)} of the path`]), onpointerleave: () => hover() })));
     const rest = path.names.slice(9).reduce((sum, each) => sum + each[2], 0);
-    return el("div", { class: "card path" }, el("h3", null, `Critical path: ${time(path.total_ns)} over ${count(path.nodes)} nodes`),
+    return el("div", { class: "card path" }, el("h3", null, `Critical path: ${time(path.total_ns)} over ${count(path.nodes)} ${path.nodes === 1 ? "node" : "nodes"}`),
       longest ? el("p", { class: "muted" }, "The chain of work that decides how long the whole takes, in order. Anything else may be made faster without effect.") : null, strip,
       el("p", { class: "legend" }, path.names.slice(0, 9).map(([name, many, ns]) => el("span", null, el("i", { style: { background: `var(--${colourOf(name)})` } }), shorten(name, 40), many > 1 ? ` ×${count(many)} ` : " ", el("b", null, percent(ns / path.total_ns)))), rest ? el("span", null, el("i", { style: { background: "var(--c7)" } }), `other ${percent(rest / path.total_ns)}`) : null));
   }
