@@ -80,6 +80,39 @@ class BrickId(int):
     COLLECTIVE: ClassVar[BrickId]
     MEMORY_COPY: ClassVar[BrickId]
 
+    # The same under the names that reports show, as the published ids are spelled.
+    RmsNorm: ClassVar[BrickId]
+    LayerNorm: ClassVar[BrickId]
+    QkvProjection: ClassVar[BrickId]
+    RopeEmbedding: ClassVar[BrickId]
+    AttentionScore: ClassVar[BrickId]
+    AttentionSoftmax: ClassVar[BrickId]
+    AttentionOutput: ClassVar[BrickId]
+    OutputProjection: ClassVar[BrickId]
+    GateProjection: ClassVar[BrickId]
+    UpProjection: ClassVar[BrickId]
+    Activation: ClassVar[BrickId]
+    DownProjection: ClassVar[BrickId]
+    Embedding: ClassVar[BrickId]
+    LmHead: ClassVar[BrickId]
+    Sampling: ClassVar[BrickId]
+    SpMV: ClassVar[BrickId]
+    SpMM: ClassVar[BrickId]
+    FormatConvert: ClassVar[BrickId]
+    FFT1D: ClassVar[BrickId]
+    FFT2D: ClassVar[BrickId]
+    LUFactorize: ClassVar[BrickId]
+    QRFactorize: ClassVar[BrickId]
+    SVDCompute: ClassVar[BrickId]
+    KvCacheAppend: ClassVar[BrickId]
+    ResidualAdd: ClassVar[BrickId]
+    Quantize: ClassVar[BrickId]
+    Dequantize: ClassVar[BrickId]
+    MoeRouter: ClassVar[BrickId]
+    MoeExpert: ClassVar[BrickId]
+    Collective: ClassVar[BrickId]
+    MemoryCopy: ClassVar[BrickId]
+
     @property
     def label(self) -> str:
         """The name shown in reports and written to runs, such as ``RmsNorm``."""
@@ -146,5 +179,6 @@ BrickId.COUNT = len(_ROWS)
 BrickId.ALL = tuple(BrickId(number) for number in range(len(_ROWS)))
 for _member, _row in zip(BrickId.ALL, _ROWS, strict=True):
     setattr(BrickId, _row[0], _member)
+    setattr(BrickId, _row[1], _member)
 
 _BY_NAME = {name: member for member in BrickId.ALL for name in (member.label, *member.aliases)}

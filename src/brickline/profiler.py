@@ -130,7 +130,11 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self._draw(graph)
         self._clock.prepare(self)
         self.timers = Timers(self)
-        self.tiles = Tiles(self, lambda: self.profile().tile_levels)
+        self.tiles = Tiles(
+            self,
+            lambda: self.profile().tile_levels,
+            lambda: self._forget_statistics(abi.SlotKind.TILE),
+        )
         self.traces = Traces(self, self._rank)
         self._apply_options()
         _live.add(self)
@@ -283,10 +287,13 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         Raises:
             UsageError: if there is no such brick id, or the profiler was closed.
         """
+        self._forget_statistics(abi.SlotKind.BRICK, brick)
+
+    def _forget_statistics(self, kind: abi.SlotKind, brick: BrickId | str | None = None) -> None:
         if self._writer is not None and self._writer.closed:
             raise UsageError(f"the profiler {self.name!r} was closed, and its run is finished")
         self._drain()
-        self._forget(abi.SlotKind.BRICK, brick)
+        self._forget(kind, brick)
 
     def __enter__(self) -> BrickProfiler:
         return self

@@ -64,11 +64,11 @@ class RecordedBricks:
         return list(self.profile().bricks)
 
     def category_stats(self) -> list[CategoryStats]:
-        """Return statistics by category, indexed by `BrickCategory`."""
+        """Return statistics of every category, indexed by `BrickCategory`."""
         from brickline.stats import CategoryStats
 
-        found = self.profile().categories
-        return [found.get(category, CategoryStats()) for category in BrickCategory]
+        known = self.profile().categories
+        return [known.get(each, CategoryStats(each.label)) for each in BrickCategory]
 
     def total_ns(self) -> int:
         """Return the sum of inclusive brick time."""

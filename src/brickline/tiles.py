@@ -44,7 +44,7 @@ class Tiles:
     brick's exclusive time: a tile is a part of the brick, not another one.
     """
 
-    __slots__ = ("_core", "_enabled", "_stats", "start", "stop")
+    __slots__ = ("_core", "_enabled", "_reset", "_stats", "start", "stop")
 
     start: Callable[..., Any]
     """start(level, row=0, column=0): begin a tile; hand the timer to `stop`."""
@@ -52,10 +52,14 @@ class Tiles:
     """stop(timer, elements=1, flops=0, bytes=0): end a tile and record it."""
 
     def __init__(
-        self, core: _core.ProfilerCore, stats: Callable[[], tuple[TileStats, ...]]
+        self,
+        core: _core.ProfilerCore,
+        stats: Callable[[], tuple[TileStats, ...]],
+        reset: Callable[[], None],
     ) -> None:
         self._core = core
         self._stats = stats
+        self._reset = reset
         self._enabled = True
         # The native calls themselves, so that a tile costs no Python frame.
         self.start = core._tile_start
@@ -97,10 +101,23 @@ class Tiles:
             checked_count("bytes", bytes, 2**60),
         )
 
-    def stats(self, level: TileLevel) -> TileStats | None:
-        """Return the statistics of one level, or None where no tile was recorded."""
-        return next((row for row in self._stats() if row.level == level), None)
+    def reset(self) -> None:
+        """Forget the statistics of all tiles, and go on recording; bricks keep theirs.
+
+        Raises:
+            UsageError: if the profiler was closed.
+        """
+        self._reset()
+
+    def stats(self, level: TileLevel) -> TileStats:
+        """Return the statistics of one level; count 0 where no tile was recorded."""
+        return self.all_stats()[checked_count("level", level, len(TileLevel) - 1)]
 
     def all_stats(self) -> tuple[TileStats, ...]:
-        """Return the statistics of every level that has tiles."""
-        return self._stats()
+        """Return the statistics of every level, indexed by `TileLevel`."""
+        from brickline.profile_rows import TileStats
+
+        known = {row.level: row for row in self._stats()}
+        return tuple(
+            known.get(level) or TileStats(level.label, level=int(level)) for level in TileLevel
+        )

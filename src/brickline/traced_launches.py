@@ -6,6 +6,7 @@ reads tensors is loaded when it is first used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ class TracedLaunches:
         if part is None:
             return 0.0
         times = part.times_us
-        return float(times[times == times].sum())  # without those that are not known
+        return math.fsum(times[times == times])  # without those that are not known
 
     def compare(self, reference: TracedLaunches | Run | Iterable[KernelTrace]) -> DivergenceReport:
         """Hold this profiler's launches, the candidate, against a reference's.
@@ -150,7 +151,7 @@ class TracedLaunches:
 
     def is_diverged(self) -> bool:
         """Whether the last `compare_and_mark` found a difference."""
-        return self._report is not None and self._report.status == "diverged"
+        return self._report is not None and self._report.diverged
 
     @property
     def diverged(self) -> bool:

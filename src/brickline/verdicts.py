@@ -232,6 +232,11 @@ class DivergenceReport:
         return self.status is Status.MATCHED
 
     @property
+    def diverged(self) -> bool:
+        """Whether a difference was found; neither this nor `matched` where it is inconclusive."""
+        return self.status is Status.DIVERGED
+
+    @property
     def culprits(self) -> tuple[Finding, ...]:
         """The findings that are shown to be wrong by re-execution."""
         guilty = (Verdict.CULPRIT, Verdict.NONFINITE_ORIGIN)

@@ -64,12 +64,17 @@ def test_there_are_31_ids_in_number_order() -> None:
     assert {brick.label: brick.category.label for brick in BrickId.ALL[23:]} == BEYOND
 
 
-def test_every_id_is_a_class_attribute_under_its_own_name() -> None:
+def test_every_id_is_a_class_attribute_under_its_own_name_and_its_label() -> None:
     members = {name: value for name, value in vars(BrickId).items() if isinstance(value, BrickId)}
-    assert list(members.values()) == list(BrickId.ALL)
-    for name, brick in members.items():
+    labels = {brick.label for brick in BrickId.ALL}
+    constants = {name: brick for name, brick in members.items() if name not in labels}
+    assert list(constants.values()) == list(BrickId.ALL)
+    for name, brick in constants.items():
         assert repr(brick) == f"BrickId.{name}"
         assert name.replace("_", "").lower() == brick.label.lower()
+    assert {name: members[name] for name in labels} == {str(each): each for each in BrickId.ALL}
+    assert BrickId.RmsNorm is BrickId.RMS_NORM
+    assert set(members) <= set(BrickId.__annotations__), "type checkers know each of them"
 
 
 def test_the_seven_categories_are_numbered_as_published() -> None:

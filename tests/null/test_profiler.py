@@ -691,6 +691,12 @@ def test_categories_are_indexed_by_category(p: BrickProfiler) -> None:
     assert stats[BrickCategory.FFN].total_ns == 250
     assert stats[BrickCategory.OTHER].total_ns == 600
     assert stats[BrickCategory.SOLVER].count == 0
+    assert [row.name for row in stats] == [category.label for category in BrickCategory]
+    assert p.category_stats() == stats, "in order, and by name where nothing was recorded"
+    nothing = BrickProfiler().category_stats()
+    assert [(row.name, row.count, row.avg_us) for row in nothing] == [
+        (category.label, 0, 0) for category in BrickCategory
+    ]
 
 
 # --------------------------------------------------------------------------------------- statistics
@@ -783,7 +789,7 @@ def test_reset_resets_everything(make: Make, tmp_path: Path) -> None:
     assert p.is_enabled()
     assert p.all_brick_stats() == []
     assert (p.total_ns(), p.total_elements(), p.total_tokens()) == (0, 0, 0)
-    assert p.tiles.all_stats() == ()
+    assert [row.count for row in p.tiles.all_stats()] == [0, 0, 0]
     assert (p.pending_count(), p.elapsed_ns(), len(p.traces)) == (0, 0, 0)
     assert (p.l2_cache_hit_rate(), p.is_zero_copy()) == (None, False)
     assert len(p.graph) == 0
@@ -1088,7 +1094,6 @@ def test_tiles_have_levels_places_work_and_rates(p: BrickProfiler) -> None:
                 p.tiles.stop(timer, 64, 1200.0, 300)
     p.tiles.record(TileLevel.MICRO, 50, row=9, column=8, elements=4, flops=200.0, bytes=10)
     macro = p.tiles.stats(TileLevel.MACRO)
-    assert macro is not None
     assert (macro.level_name, macro.count, macro.total_ns) == ("macro", 6, 900)
     assert (macro.min_ns, macro.max_ns, macro.total_elements) == (100, 200, 384)
     assert macro.gflops == pytest.approx(8.0)
@@ -1105,8 +1110,57 @@ def test_tiles_have_levels_places_work_and_rates(p: BrickProfiler) -> None:
     assert [(cell.column, cell.count) for cell in tile.by_column()] == [(0, 2), (1, 2), (2, 2)]
     assert [(cell.row, cell.column) for cell in micro.cells] == [(9, 8)]
     assert micro.gflops == pytest.approx(4.0)
-    assert p.tiles.stats(TileLevel.MIDI) is None
-    assert [row.level for row in p.tiles.all_stats()] == [0, 2]
+    assert p.tiles.all_stats() == tuple(p.tiles.stats(level) for level in TileLevel)
+
+
+def test_a_level_without_tiles_is_all_zeros(make: Make) -> None:
+    for p in (make(), make(enabled=False)):
+        assert [row.level_name for row in p.tiles.all_stats()] == ["macro", "midi", "micro"]
+        for level in TileLevel:
+            stats = p.tiles.stats(level)
+            assert (stats.level, stats.name, stats.owner) == (level, level.label, None)
+            assert (stats.count, stats.total_ns, stats.total_elements) == (0, 0, 0)
+            assert (stats.avg_us, stats.gflops, stats.arithmetic_intensity) == (0, 0, 0)
+            assert (stats.cells, stats.by_row(), stats.p99_ns) == ((), [], 0)
+    for level in (-1, 3, "macro", None):
+        with pytest.raises(CountError, match="level: expected a whole number from 0 to 2"):
+            p.tiles.stats(level)  # type: ignore[arg-type]
+
+
+def test_tiles_are_reset_alone(make: Make, tmp_path: Path) -> None:
+    p = make(path=tmp_path / "run", sampling=Sampling(steps=2))
+    for _ in range(2):
+        with p.step(phase="decode"), p.brick("Gate", layer=0):
+            timer = p.tiles.start(TileLevel.MACRO, 1, 2)
+            p.advance(100)
+            p.tiles.stop(timer, 64, 10.0)
+    p.tiles.record(TileLevel.MICRO, 50)
+    p.trace("k", outputs=[])
+    open_one = p.tiles.start(TileLevel.MIDI, 5, 6)
+    p.tiles.reset()
+    assert p.profile().tiles == ()
+    assert [row.count for row in p.tiles.all_stats()] == [0, 0, 0]
+    gate = p.brick_stats("Gate")
+    assert (gate.count, gate.timed, gate.total_ns) == (2, 1, 100)
+    assert (p.total_tokens(), len(p.kernel_traces())) == (2, 1)
+    p.advance(7)
+    p.tiles.stop(open_one)
+    p.tiles.record(TileLevel.MACRO, 30, row=1, column=2)
+    macro, midi, micro = p.tiles.all_stats()
+    assert (macro.count, macro.total_ns, macro.min_ns, midi.total_ns, micro.count) == (
+        1,
+        30,
+        30,
+        7,
+        0,
+    )
+    assert [(cell.row, cell.column, cell.total_ns) for cell in macro.cells] == [(1, 2, 30)]
+    p.close()
+    (part,) = Run.open(tmp_path / "run").parts
+    assert int(part.cells["count"].sum()) == 2
+    with pytest.raises(UsageError, match="was closed"):
+        p.tiles.reset()
+    BrickProfiler().tiles.reset()
 
 
 def test_tiles_take_nothing_from_their_brick_and_inner_tiles_belong_to_it(
@@ -1143,7 +1197,7 @@ def test_tiles_are_switched_apart_from_bricks(p: BrickProfiler) -> None:
     with p.brick("A"):
         p.tiles.stop(p.tiles.start(TileLevel.MACRO))
         p.tiles.record(TileLevel.MACRO, 5)
-    assert p.tiles.all_stats() == ()
+    assert [row.count for row in p.tiles.all_stats()] == [0, 0, 0]
     assert p.brick_stats("A").count == 1
     p.tiles.enable()
     p.tiles.record(TileLevel.MACRO, 5)

@@ -101,6 +101,7 @@ def test_no_run_diverges_from_itself(both: list[KernelTrace]) -> None:
     complete = both and all(trace.output_checksum is not None for trace in both)
     assert report.status is (Status.MATCHED if complete else Status.INCONCLUSIVE)
     assert bool(report) is report.matched is bool(complete)
+    assert not report.diverged
     assert (report.findings, report.unmatched) == ((), ())
 
 

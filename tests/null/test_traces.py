@@ -565,7 +565,7 @@ def test_what_is_handed_over_is_kept_by_a_disabled_profiler(make: Make, tmp_path
     assert (mine.diverged, mine.is_enabled()) == (False, False)
     report = mine.compare_and_mark(theirs)
     assert not report.matched
-    assert (mine.diverged, mine.is_diverged()) == (True, True)
+    assert (mine.diverged, mine.is_diverged(), report.diverged) == (True, True, True)
     assert mine.divergence_diagnosis == report.diagnosis
     assert (mine.total_time_us, report.total_time_us, report.reference_total_time_us) == (2.5,) * 3
     assert len(mine.traces) == 1
@@ -590,6 +590,9 @@ def test_what_was_not_timed_has_no_total(make: Make) -> None:
     p.trace("k", outputs=np.ones(2))
     report = p.compare(p)
     assert (report.total_time_us, report.reference_total_time_us) == (None, None)
+    for time_us in (1e16, 1.0, 1.0):
+        p.trace("k", time_us=time_us)
+    assert p.compare(p).total_time_us == p.total_time_us == 1e16 + 2, "one sum, and exact"
 
 
 # ------------------------------------------------------------------------------------- rows on disk
