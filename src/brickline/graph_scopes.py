@@ -123,7 +123,8 @@ class GraphScopes:
         if depth == 0:
             raise GraphError(
                 f"expected node {scope.node} to be an open scope of this thread, got none such; "
-                "leave a scope on the thread that entered it, and do not pop it by hand inside `with`"
+                "leave a scope on the thread that entered it, and do not pop it by hand inside "
+                "`with`"
             )
         left_open = [frame.node for frame in frames[depth + 1 :]]
         # Closed before the complaint, so that what is recorded next lands in the right place.

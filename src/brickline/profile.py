@@ -6,7 +6,7 @@ a report looks; whether the figures hold together is asked of `profile_checks`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,14 @@ from brickline.bricks import BrickCategory, BrickId
 from brickline.errors import UsageError
 from brickline.node_table import node_table, timeline_of
 from brickline.profile_checks import ProfileFinding, check_profile
-from brickline.profile_rows import LaneStats, Recording, Span, StepStats, TileStats
+from brickline.profile_rows import (
+    TILE_LEVELS,
+    LaneStats,
+    Recording,
+    Span,
+    StepStats,
+    TileStats,
+)
 from brickline.profile_tables import (
     brick_rows,
     category_rows,
@@ -131,6 +138,13 @@ class Profile:
         known = BrickId(brick) if isinstance(brick, int) else BrickId.from_name(brick)
         name = known.label if known is not None else brick
         return next((row for row in self.bricks if row.name == name), None)
+
+    def of_tile_levels(self, levels: Iterable[int]) -> tuple[TileStats, ...]:
+        """Return the row of each level, all zeros where it has no tiles."""
+        known = {row.level: row for row in self.tile_levels}
+        return tuple(
+            known.get(level) or TileStats(TILE_LEVELS[level], level=int(level)) for level in levels
+        )
 
     @property
     def overhead_share(self) -> float | None:

@@ -132,7 +132,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self.timers = Timers(self)
         self.tiles = Tiles(
             self,
-            lambda: self.profile().tile_levels,
+            lambda levels: self.profile().of_tile_levels(levels),
             lambda: self._forget_statistics(abi.SlotKind.TILE),
         )
         self.traces = Traces(self, self._rank)

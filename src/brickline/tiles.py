@@ -6,7 +6,7 @@ Owns the levels and the calls that time a tile; the statistics of tiles are in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class Tiles:
     def __init__(
         self,
         core: _core.ProfilerCore,
-        stats: Callable[[], tuple[TileStats, ...]],
+        stats: Callable[[Iterable[int]], tuple[TileStats, ...]],
         reset: Callable[[], None],
     ) -> None:
         self._core = core
@@ -111,13 +111,9 @@ class Tiles:
 
     def stats(self, level: TileLevel) -> TileStats:
         """Return the statistics of one level; count 0 where no tile was recorded."""
-        return self.all_stats()[checked_count("level", level, len(TileLevel) - 1)]
+        (row,) = self._stats([checked_count("level", level, len(TileLevel) - 1)])
+        return row
 
     def all_stats(self) -> tuple[TileStats, ...]:
         """Return the statistics of every level, indexed by `TileLevel`."""
-        from brickline.profile_rows import TileStats
-
-        known = {row.level: row for row in self._stats()}
-        return tuple(
-            known.get(level) or TileStats(level.label, level=int(level)) for level in TileLevel
-        )
+        return self._stats(TileLevel)
