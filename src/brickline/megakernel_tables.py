@@ -280,10 +280,11 @@ class Spans:
     worker: Column
     task: Column
     begin_ns: Column
-    """The worker could begin, but for what it waits for."""
+    """The worker takes it up, and waits from here on: its waiting begins, if there is any."""
     ready_ns: Column
-    """Nothing is missing any more."""
+    """Nothing is missing any more: its work begins."""
     end_ns: Column
+    """Its work ends."""
     items: Column
 
     @classmethod
@@ -347,7 +348,9 @@ class Regions:
     tasks: Column
     items: Column
     begin_ns: Column | None
+    """The first work in it begins; waiting before that is in `wait_ns`."""
     end_ns: Column | None
+    """The last work in it ends."""
     work_ns: Column | None
     wait_ns: Column | None
 
