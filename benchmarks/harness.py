@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import os
 import random
@@ -75,6 +76,11 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 # --- What a GPU's benchmarks need -----------------------------------------------------------------
+
+
+def has_torch() -> bool:
+    """Whether the torch module is installed."""
+    return importlib.util.find_spec("torch") is not None
 
 
 def torch_with_cuda() -> Any:

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import functools
 import os
+import statistics
 import time
+from collections.abc import Callable
 
 from brickline import _core
+
+_TRIES = 20
+
+
+def difference_ns(plain: Callable[[], None], measured: Callable[[], None]) -> float:
+    """Return how much longer one call takes than another, in nanoseconds; never below 0.
+
+    It is the median of pairs, so that an interruption of either call does not show.
+    """
+    differences = []
+    for _ in range(_TRIES):
+        began = time.perf_counter_ns()
+        plain()
+        between = time.perf_counter_ns()
+        measured()
+        differences.append(time.perf_counter_ns() - between - (between - began))
+    return max(0.0, statistics.median(differences))
 
 
 @functools.cache
@@ -14,20 +33,22 @@ def measurement_cost_ns() -> float:
     """Return what one `with brick:` costs in this process, in nanoseconds; measured once."""
     import tempfile
 
+    count = range(50)
+
+    def plain() -> None:
+        for _ in count:
+            pass
+
+    def measured() -> None:
+        for _ in count:
+            with brick:
+                pass
+
     with tempfile.TemporaryDirectory(prefix="brickline-") as scratch:
         core = _core.ProfilerCore()
         core._open(os.path.join(scratch, "scratch.spool"))
         core._set_enabled(True)
         brick = core.brick("calibration")
-        costs = []
-        for _ in range(20):
-            before = time.perf_counter_ns()
-            for _ in range(50):
-                pass
-            between = time.perf_counter_ns()
-            for _ in range(50):
-                with brick:
-                    pass
-            costs.append((time.perf_counter_ns() - between - (between - before)) / 50)
+        cost = difference_ns(plain, measured) / len(count)
         core._close()
-    return max(0.0, min(costs))
+    return cost

@@ -204,10 +204,14 @@ class Recording:
     measuring_ns: float = 0.0
     """Calibrated cost of one measurement, times the timed entries."""
     fold_ns: int = 0
+    observing_ns: int = 0
+    """The host's time for what is recorded beside bricks: tensors, traces, ops, device events."""
+    waiting_ns: int = 0
+    """The host's time in the waits for a device that a sync mode asks for."""
     unclosed: int = 0
     """Processes that have not closed their part: they run, or were killed."""
 
     @property
     def overhead_ns(self) -> float:
-        """What recording itself took."""
-        return self.measuring_ns + self.fold_ns
+        """What recording itself took on the host, without waits for a device."""
+        return self.measuring_ns + self.fold_ns + self.observing_ns

@@ -225,6 +225,8 @@ def recording_of(parts: Sequence[Part], table: NodeTable) -> Recording:
         orphan_exits=header("orphan_exits"),
         abandoned_timers=header("abandoned_timers"),
         pending_device_spans=header("pending_device_spans"),
+        observing_ns=header("observing_ns"),
+        waiting_ns=header("waiting_ns"),
         measuring_ns=measuring,
         fold_ns=sum(int(lane.get("fold_ns", 0)) for lane in table.lanes),
         unclosed=sum(not part.header.get("closed", 0) for part in parts),

@@ -36,6 +36,7 @@ class TracedLaunches:
 
         def is_enabled(self) -> bool: ...  # noqa: D102
         def _now_ns(self) -> int: ...
+        def _spend(self, ns: int, /) -> None: ...
         def _require_run(self) -> None: ...
         def _part(self) -> Part | None: ...
 
@@ -90,9 +91,10 @@ class TracedLaunches:
             return None
         from brickline.launch_traces import write_launch
 
-        return write_launch(
+        ended_ns = self._now_ns()
+        trace = write_launch(
             self.traces,
-            self._now_ns(),
+            ended_ns,
             name=name,
             layer=layer,
             position=position,
@@ -102,6 +104,8 @@ class TracedLaunches:
             time_us=time_us,
             backend=backend,
         )
+        self._spend(self._now_ns() - ended_ns)
+        return trace
 
     def kernel_traces(self) -> list[KernelTrace]:
         """Return the launches recorded up to now, in the order in which they ended."""

@@ -178,11 +178,6 @@ uint32_t next_ordinal(PyObject* ordinals, PyObject* path) {
     return uint32_t(ordinal);
 }
 
-int64_t now_ns(ProfilerObject* profiler) {
-    if (!is_open(profiler)) return 0;
-    return int64_t(profiler->state->recorder->scale().time_ns(ticks_now(profiler)));
-}
-
 }  // namespace
 
 bool may_go_fast(const FastSite* site) {
@@ -195,6 +190,7 @@ PyObject* fast_call(FastSite* site, HandleObject* handle, vectorcallfunc plain, 
                     PyObject* const* args, size_t flagged, PyObject* names) {
     CallBookObject* book = site->book;
     const OpenCall around = t_open_calls.back();
+    const int64_t began_ns = now_ns(book->profiler);
     std::vector<OperandRow> rows;
     std::vector<PyObject*> inputs, outputs;
     rows.reserve(8);
@@ -223,6 +219,7 @@ PyObject* fast_call(FastSite* site, HandleObject* handle, vectorcallfunc plain, 
     write_rows(site, call, ordinal, start_ns, end_ns, !result, shown, rows);
     drop(inputs);
     drop(outputs);
+    spend(book->profiler, start_ns - began_ns + now_ns(book->profiler) - end_ns);
     if (!result) PyErr_Restore(type, value, trace);
     return result;
 }

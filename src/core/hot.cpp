@@ -86,6 +86,7 @@ bool raise_driver(const std::string& problem) {
 }
 
 bool synchronize(ProfilerObject* profiler, uint64_t stream) {
+    const Spending waiting(profiler, &SpoolHeader::waiting_ns);
     std::string problem;
     Py_BEGIN_ALLOW_THREADS
     problem = profiler->state->device->synchronize(stream);
@@ -106,6 +107,7 @@ bool begin_on_device(ProfilerObject* profiler, Lane* lane, OpenEntry& entry, int
         }
         lane->last_layer = layer;
     }
+    const Spending enqueueing(profiler);
     std::string problem;
     entry.start_event = device.begin(entry.stream, problem);
     // No event and no problem: this entry is counted and not timed.
@@ -161,6 +163,7 @@ void finish_entry(ProfilerObject* profiler, Lane* lane, const OpenEntry& entry, 
         span.record = make_record(lane, entry, depth, 0, elements, uint8_t(flags | RECORD_WORK));
         const TickScale scale = profiler->state->recorder->scale();
         span.host_start_ns = scale.time_ns(entry.start);
+        const Spending enqueueing(profiler);
         raise_driver(device.finish(span));
         return;
     }

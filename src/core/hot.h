@@ -271,6 +271,37 @@ bool written(ProfilerObject* profiler, Call&& call) {
     }) && !PyErr_Occurred();
 }
 
+// The profiler's host clock; 0 while it has no run.
+inline int64_t now_ns(const ProfilerObject* profiler) {
+    if (!is_open(profiler)) return 0;
+    return int64_t(profiler->state->recorder->scale().time_ns(ticks_now(profiler)));
+}
+
+// Counts time into one of the header's sums. Under the GIL, so one thread writes. What was begun before
+// a fork or a close has no beginning on this clock, and is left out.
+inline void spend(ProfilerObject* profiler, int64_t ns, uint64_t SpoolHeader::* sum = &SpoolHeader::observing_ns) {
+    if (ns <= 0 || !is_open(profiler)) return;
+    std::atomic_ref<uint64_t> total(profiler->state->recorder->spool().header().*sum);
+    total.store(total.load(std::memory_order_relaxed) + uint64_t(ns), std::memory_order_relaxed);
+}
+
+// Counts the time that it lives.
+class Spending {
+  public:
+    explicit Spending(ProfilerObject* profiler, uint64_t SpoolHeader::* sum = &SpoolHeader::observing_ns)
+        : m_profiler(profiler), m_sum(sum), m_began_ns(now_ns(profiler)) {}
+    ~Spending() {
+        if (m_began_ns) spend(m_profiler, now_ns(m_profiler) - m_began_ns, m_sum);
+    }
+    Spending(const Spending&) = delete;
+    Spending& operator=(const Spending&) = delete;
+
+  private:
+    ProfilerObject* m_profiler;
+    uint64_t SpoolHeader::* m_sum;
+    int64_t m_began_ns;
+};
+
 // One entry of a handle's brick. False with an exception set.
 bool enter_handle(HandleObject* handle);
 bool exit_handle(HandleObject* handle);

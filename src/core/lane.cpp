@@ -81,7 +81,8 @@ void Lane::fold() {
     const uint64_t lost = m_header->lost;
     fold_records(*m_header, m_ring, *this, m_head, scale, &journal, m_header_offset, m_observer);
     m_tail = m_head;
-    m_header->fold_ns += monotonic_ns() - began;
+    // A clock that moves only when told to knows of no cost.
+    if (m_source.kind() != ClockKind::Manual) m_header->fold_ns += monotonic_ns() - began;
     if (m_header->lost != lost) {
         std::atomic_ref<uint64_t>(m_spool.header().lost_records)
             .fetch_add(m_header->lost - lost, std::memory_order_relaxed);

@@ -355,6 +355,13 @@ PyObject* profiler_set_overhead(PyObject* self, PyObject* value) {
     Py_RETURN_NONE;
 }
 
+PyObject* profiler_spend(PyObject* self, PyObject* value) {
+    const long long ns = PyLong_AsLongLong(value);
+    if (ns == -1 && PyErr_Occurred()) return nullptr;
+    spend(as_profiler(self), ns);
+    Py_RETURN_NONE;
+}
+
 PyObject* profiler_now_ns(PyObject* self, PyObject*) {
     ProfilerObject* profiler = as_profiler(self);
     const TickSource& source = *profiler->source;
@@ -482,6 +489,7 @@ PyMethodDef profiler_methods[] = {
     {"_append", profiler_append, METH_VARARGS, nullptr},
     {"_flush", profiler_flush, METH_NOARGS, nullptr},
     {"_set_overhead", profiler_set_overhead, METH_O, nullptr},
+    {"_spend", profiler_spend, METH_O, nullptr},
     {"_now_ns", profiler_now_ns, METH_NOARGS, nullptr},
     {"_where", profiler_where, METH_NOARGS, nullptr},
     {"_open_depth", profiler_open_depth, METH_NOARGS, nullptr},

@@ -952,6 +952,27 @@ def test_a_trace_has_kernel_brick_checksums_and_time_at_once(
         assert brick == ("RmsNorm", "Gate", "Add", "Add#2")[place % 4]
 
 
+def test_a_run_says_what_watching_a_plan_took(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bl.BrickProfiler("p", enabled=True, device="NULL") as profiler:
+        taken = 0
+
+        def slow(tensor: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            profiler.advance(700)
+            return bl.fingerprint(tensor)
+
+        monkeypatch.setattr("brickline.launch_traces.fingerprint", slow)
+        run = watched_plan().prepare("CPU", cache=cache, profiler=profiler, fingerprints=True)
+        # What the plan itself takes is no cost.
+        monkeypatch.setattr(run._device, "synchronize", lambda: profiler.advance(5_000))
+        filled(run)()
+        assert profiler._now_ns() == 700 * taken + 8 * 5_000
+        assert profiler.profile().recording.observing_ns == 700 * taken > 0
+
+
 @pytest.mark.parametrize("fingerprints", [False, True])
 @pytest.mark.parametrize("executor", ["serial", "parallel", "megakernel"])
 def test_a_kernel_is_launched_by_its_brick_once(

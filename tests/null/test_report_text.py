@@ -13,6 +13,7 @@ from rich.console import Console
 
 from brickline.budgets import check_budgets, parse_budgets
 from brickline.profile import Profile
+from brickline.profile_rows import Recording
 from brickline.report.as_csv import profile_csv
 from brickline.report.as_json import profile_document, profile_json
 from brickline.report.figures import Look
@@ -186,3 +187,10 @@ def test_csv_has_one_table():
     assert EVIL in {row["name"] for row in rows}
     head = next(row for row in rows if row["name"] == "LmHead")
     assert float(head["avg_us"]) == 350.0
+
+
+def test_waits_for_a_device_are_told_apart_from_what_recording_took() -> None:
+    recording = Recording(timed=1, measuring_ns=50.0, waiting_ns=3_000_000)
+    assert recording.overhead_ns == 50.0
+    profile = replace(profile_of(decode_part()), recording=recording)
+    assert "Its sync mode waited 3.00 ms for the device besides." in profile_text(profile)

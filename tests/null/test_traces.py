@@ -666,3 +666,25 @@ def test_operands_and_fingerprints_are_tables(make: Make, tmp_path: Path) -> Non
     published = run.publish()
     assert published is not None
     assert (published / "fingerprints.parquet").is_file()
+
+
+# ----------------------------------------------------------------------------------- what it costs
+
+
+def test_a_run_says_what_its_traces_took(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler = make()
+
+    def slow(array: Any) -> Any:
+        profiler.advance(700)
+        return fingerprint(array)
+
+    monkeypatch.setattr("brickline.launch_traces.fingerprint", slow)
+    with profiler.step(tokens=1):
+        profiler.advance(2_000)
+        profiler.trace("gemv", inputs=[np.ones(4)], outputs=[np.ones(4)])
+    profile = profiler.profile()
+    assert profile.recording.observing_ns == profile.recording.overhead_ns == 1_400
+    assert profile.overhead_share == 1_400 / 3_400
+    assert "Recording took about 1.40 µs, 41.2 % of the steps." in str(profiler.summary())
+    profiler.reset()
+    assert profiler.profile().recording.overhead_ns == 0

@@ -26,9 +26,11 @@ from recorded import Tensor as Recorded  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from brickline import BrickId, _core  # noqa: E402
-from brickline.adapters.recording import record  # noqa: E402
+from brickline.adapters.recording import RecordOptions, record  # noqa: E402
+from brickline.adapters.torch_recorder import Recorder  # noqa: E402
 from brickline.errors import RunExists, UsageError  # noqa: E402
 from brickline.fingerprints import fingerprint_bytes  # noqa: E402
+from brickline.profiler import BrickProfiler  # noqa: E402
 from brickline.run_tensors import load_tensor, tensor_names  # noqa: E402
 
 WIDTH = 8
@@ -1112,3 +1114,34 @@ def test_a_module_whose_attributes_raise_is_recorded(tmp_path: Path) -> None:
     with record(tmp_path / "r", Guarded(4, 4)) as recording:
         recording.model(torch.ones(2, 4))
     assert recording.facts["counts"]["module calls"] == 1
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_run_says_what_recording_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    model = Decoder()
+    profiler = BrickProfiler("cost", enabled=True, device="NULL", path=tmp_path / "run")
+    taken = 0
+
+    def slow(tensor: Tensor) -> bytes:
+        nonlocal taken
+        taken += 1
+        profiler.advance(700)
+        return fingerprint_bytes(tensor)
+
+    def work(*_: Any) -> None:
+        profiler.advance(5_000)
+
+    monkeypatch.setattr("brickline.adapters.torch_tensors.fingerprint_bytes", slow)
+    worked = model.layers[0].register_forward_hook(work)
+    recorder = Recorder(profiler, RecordOptions(level=level))
+    recorder.attach(model)
+    logits = model(torch.arange(4))
+    if logits.requires_grad:
+        logits.sum().backward()
+    recording = profiler.profile().recording
+    assert recording.observing_ns == recording.overhead_ns == 700 * taken > 0
+    assert profiler._now_ns() == 700 * taken + 5_000
+    recorder.close()
+    worked.remove()

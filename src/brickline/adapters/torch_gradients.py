@@ -88,6 +88,7 @@ class Gradients:
     def _arrived(self, mine: GradientCall, role: int, index: int, gradient: Tensor) -> None:
         if self._closed or not isinstance(gradient, Tensor):
             return
+        began_ns = self._profiler._now_ns()
         with self._lock:
             if not mine.trace:
                 self._begin(mine)
@@ -97,6 +98,7 @@ class Gradients:
             mine.operands[role, index] = self._ledger.operand(gradient, role, index)
             self._state.observing = False
             mine.end_ns = self._profiler._now_ns()
+        self._profiler._spend(mine.end_ns - began_ns)
 
     def _of_weight(self, site: Any, index: int, gradient: Tensor) -> None:
         mine = site.gradients
@@ -120,11 +122,13 @@ class Gradients:
         self.current = mine
 
     def _write(self, task: int) -> None:
+        began_ns = self._profiler._now_ns()
         with self._lock:
             for mine in self._open.pop(task, ()):
                 self._write_one(mine)
             self.current = None
             self._ledger.flush()
+        self._profiler._spend(self._profiler._now_ns() - began_ns)
 
     def _write_one(self, mine: GradientCall) -> None:
         call = mine.call

@@ -22,7 +22,7 @@ from brickline.adapters.recording import RecordOptions
 from brickline.adapters.torch_calls import Call, Place, Root, ThreadState, tokens_of
 from brickline.adapters.torch_gradients import Gradients
 from brickline.adapters.torch_keeping import Keeper
-from brickline.adapters.torch_ops import OpMode
+from brickline.adapters.torch_ops import OpMode, dispatch_cost_ns
 from brickline.adapters.torch_rows import Rows, with_role
 from brickline.adapters.torch_sites import (
     PARAMETER_INDEX,
@@ -83,7 +83,10 @@ class Recorder:
         )
         self._may_go_fast = options.level == "module" and options.tensors == "none"
         _core.set_frame_switch(torch._C._dynamo.eval_frame.set_eval_frame)
+        self.dispatch_ns = 0
+        """What it costs an op that the mode sees it at all."""
         if self._ops is not None:
+            self.dispatch_ns = round(profiler._calibrated(dispatch_cost_ns))
             self._ops.enter()
 
     # ------------------------------------------------------------------------------ what is watched
@@ -248,6 +251,7 @@ class Recorder:
     def _before(self, site: Site, args: Any, kwargs: Any, compiled: bool) -> Any:
         if self._facts is not None:  # closed by another thread meanwhile
             return None
+        began_ns = self._now()
         state = self.state
         stack = state.stack
         is_outermost = site.is_root and not any(call.site.root is site.root for call in stack)
@@ -299,6 +303,7 @@ class Recorder:
                 place.ordinals,
             )
         call.start_ns = self._now()
+        self.profiler._spend(call.start_ns - began_ns)
         return call
 
     def _observe_inputs(self, call: Call, args: Any, kwargs: Any) -> None:
@@ -363,6 +368,7 @@ class Recorder:
             call.step.__exit__(None, None, None)
             self.ledger.end_step()
         call.inputs, call.operands, call.known = [], [], []  # its gradients may hold it for long
+        self.profiler._spend(self._now() - end_ns)
 
     def _observe_outputs(self, call: Call, result: Any, failed: bool, end_ns: int) -> None:
         site, ledger, rows = call.site, self.ledger, call.operands

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from brickline.executor.prepared import PreparedPlan
     from brickline.profiler import BrickProfiler
 
+_Result = TypeVar("_Result")
 Outcome = tuple[int, int, int]
 Times = Sequence[tuple[int, int] | None]
 """When each launch began and ended, in ns of the host's clock; None: not known, or not run."""
@@ -82,6 +83,8 @@ class Watcher:
         """The node of each launch's brick; None where the profiler drew none."""
         self._captured: int | None = None
         self._drawn_transfers = False
+        self._execution_ns = 0
+        """How long the plan itself has taken in the run under way."""
 
     def _handle(self, launch: Launch) -> Any:
         flops, moved = (evaluated(each, self._prepared.values) for each in launch.work)
@@ -93,6 +96,22 @@ class Watcher:
         """Run every launch and tell the profiler; arguments and result are an executor's."""
         if not self._profiler.is_enabled():
             return self._prepared._run.run(stream)
+        now = self._profiler._now_ns
+        began_ns, self._execution_ns = now(), 0
+        try:
+            return self._run(stream, position)
+        finally:
+            self._profiler._spend(now() - began_ns - self._execution_ns)
+
+    def _executed(self, call: Callable[..., _Result], *args: Any, **options: Any) -> _Result:
+        """Call what executes the plan, or waits for it: the rest of a run is spent on watching."""
+        began_ns = self._profiler._now_ns()
+        try:
+            return call(*args, **options)
+        finally:
+            self._execution_ns += self._profiler._now_ns() - began_ns
+
+    def _run(self, stream: int, position: int) -> Outcome:
         for number in self._varying:
             self._handles[number] = self._handle(self._launches[number])
         draw = self._profiler.is_graph_enabled()
@@ -115,9 +134,9 @@ class Watcher:
         if self._fingerprints:
             return self._traced(stream, position)
         if self._program is not None:
-            return self._program.run(stream, is_watched=True)
+            return self._executed(self._program.run, stream, is_watched=True)
         if self._overlaps:
-            return self._prepared._run.run(stream)
+            return self._executed(self._prepared._run.run, stream)
         if self._prepared.executor == "graph":
             return self._replayed(stream)
         return self._one_by_one(stream)
@@ -134,7 +153,7 @@ class Watcher:
         outcome = (0, 0, -1)
         for number, handle in enumerate(self._handles):
             with handle:
-                outcome = self._core.run_serial(stream, number, number + 1)
+                outcome = self._executed(self._core.run_serial, stream, number, number + 1)
             self._note_brick()
             if outcome[1]:
                 return number, outcome[1], number
@@ -169,7 +188,7 @@ class Watcher:
         if self._captured is None:
             self._captured = self._capture()
         with self._profiler.replay(self._captured):
-            return self._core.run_captured(stream)
+            return self._executed(self._core.run_captured, stream)
 
     def _capture(self) -> int:
         device = self._prepared._device
@@ -200,13 +219,15 @@ class Watcher:
             with handle:
                 if events is not None:
                     events[0].record(stream)
-                outcome = self._core.run_serial(stream, launch.number, launch.number + 1)
+                outcome = self._executed(
+                    self._core.run_serial, stream, launch.number, launch.number + 1
+                )
                 if events is not None:
                     events[1].record(stream)
             self._note_brick()
             if outcome[1]:
                 return launch.number, outcome[1], launch.number
-            device.synchronize()
+            self._executed(device.synchronize)
             ended_ns, time_us = self._time_of(launch.number, events)
             write_launch(
                 self._profiler.traces,

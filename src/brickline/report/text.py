@@ -226,6 +226,8 @@ def notes(profile: Profile, look: Look) -> Iterator[str]:
         share = profile.overhead_share
         of_wall = f", {percent(share)} of the steps" if share is not None else ""
         yield f"Recording took about {look.time(recording.overhead_ns)}{of_wall}."
+    if recording.waiting_ns:
+        yield f"Its sync mode waited {look.time(recording.waiting_ns)} for the device besides."
     for problem in profile.problems:
         yield f"Not read: {problem}"
 

@@ -90,7 +90,9 @@ struct SpoolHeader {
     uint64_t abandoned_timers;  // a timer dropped without a stop
     double overhead_ns;         // calibrated cost of one measurement
     uint64_t pending_device_spans;
-    uint64_t reserved[8];
+    uint64_t observing_ns;      // the host's time for what is recorded beside bricks: tensors, traces, ops, events
+    uint64_t waiting_ns;        // the host's time in waits for a device that a sync mode asks for
+    uint64_t reserved[6];
 };
 static_assert(sizeof(SpoolHeader) <= PAGE_BYTES);
 
