@@ -154,6 +154,32 @@ def model_cases(bl: Any, stack: ExitStack, device: str) -> Iterator[Case]:
             yield Case(label, alone, recorded, recording.profiler, clock)
 
 
+def event_cases(bl: Any, stack: ExitStack) -> Iterator[Case]:
+    """Bricks on a device's clock, all of them timed."""
+    import torch
+
+    weights = torch.ones(64, 64, device="cuda")
+
+    def plain() -> None:
+        for _ in range(CALLS // 10):
+            weights @ weights
+        torch.cuda.synchronize()
+
+    every = bl.Sampling(steps=1)
+    profiler = stack.enter_context(
+        bl.BrickProfiler("events", enabled=True, device="CUDA:0", sampling=every)
+    )
+    brick = profiler.brick("Work")
+
+    def recorded() -> None:
+        for _ in range(CALLS // 10):
+            with brick:
+                weights @ weights
+        torch.cuda.synchronize()
+
+    yield Case("bricks on CUDA's clock", plain, recorded, profiler)
+
+
 def synchronise(torch: Any, device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -167,6 +193,7 @@ def cases(stack: ExitStack) -> Iterator[Case]:
     if harness.has_torch():
         yield from model_cases(bl, stack, "cpu")
         if harness.torch_with_cuda() is not None:
+            yield from event_cases(bl, stack)
             yield from model_cases(bl, stack, "cuda")
 
 

@@ -117,6 +117,25 @@ def test_every_sync_mode_counts_every_entry(torch, mode):
     p.close()
 
 
+def test_what_events_cost_and_waits_take_is_told_apart(torch):
+    run = work(torch)
+    recordings = {}
+    for mode in (bl.SyncMode.DEFERRED, bl.SyncMode.IMMEDIATE, bl.SyncMode.PER_LAYER):
+        p = profiler(sync_mode=mode)
+        for layer in range(10):
+            with p.brick("matmul", layer):
+                run()
+        torch.cuda.synchronize()
+        recordings[mode] = p.profile().recording
+        p.close()
+    deferred = recordings[bl.SyncMode.DEFERRED]
+    assert deferred.observing_ns > 10 * 100, "twenty events were enqueued"
+    assert deferred.waiting_ns == 0
+    assert recordings[bl.SyncMode.IMMEDIATE].waiting_ns > 0
+    assert recordings[bl.SyncMode.IMMEDIATE].observing_ns == 0, "it enqueues none"
+    assert recordings[bl.SyncMode.PER_LAYER].waiting_ns > 0
+
+
 def test_immediate_is_longer_than_enqueueing(torch):
     run = work(torch, size=4096, repeats=4)
     figures = {}
