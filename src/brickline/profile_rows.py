@@ -202,7 +202,7 @@ class Recording:
     abandoned_timers: int = 0
     pending_device_spans: int = 0
     measuring_ns: float = 0.0
-    """Calibrated cost of one measurement, times the timed entries."""
+    """Calibrated costs of an entry, times the entries that were timed or only counted."""
     fold_ns: int = 0
     observing_ns: int = 0
     """The host's time for what is recorded beside bricks: tensors, traces, ops, device events."""

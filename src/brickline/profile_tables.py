@@ -210,10 +210,11 @@ def recording_of(parts: Sequence[Part], table: NodeTable) -> Recording:
     def nodes(name: str) -> int:
         return int(table.nodes[name].sum())
 
-    measuring = sum(
-        float(part.header.get("overhead_ns", 0.0)) * int(part.nodes["timed"].sum())
-        for part in parts
-    )
+    measuring = 0.0
+    for part in parts:
+        count, timed = (int(part.nodes[name].sum()) for name in ("count", "timed"))
+        measuring += float(part.header.get("overhead_ns", 0.0)) * timed
+        measuring += float(part.header.get("counting_ns", 0.0)) * (count - timed)
     return Recording(
         processes=len({part.header.get("process", 0) for part in parts}),
         counted=nodes("count"),

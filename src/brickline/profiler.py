@@ -11,7 +11,7 @@ import atexit
 import importlib
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,7 +21,7 @@ from brickline.bricks import BrickId
 from brickline.device.base import Sampling, SyncMode, open_clock
 from brickline.errors import CountError, RunError, UsageError
 from brickline.graph import ExecutionGraph
-from brickline.measurement_cost import measurement_cost_ns
+from brickline.measurement_cost import EntryCosts, entry_costs
 from brickline.peaks import load_peaks
 from brickline.recorded_bricks import RecordedBricks
 from brickline.runs import RunWriter
@@ -195,14 +195,15 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
             self._writer = None
             raise
         self._apply_options()
-        self._set_overhead(self._calibrated(measurement_cost_ns))
+        self._set_overhead(*(entry_costs() if self._has_costs else EntryCosts(0.0, 0.0)))
         for name, value in self._facts.items():
             self._fact(name, value)
         _core.connect_graph(self, self._graph.store, self._graph_enabled)
 
-    def _calibrated(self, cost_ns: Callable[[], float]) -> float:
-        """Return a cost on this clock: none on one that moves only when told to."""
-        return 0.0 if self._clock.name == "NULL" else cost_ns()
+    @property
+    def _has_costs(self) -> bool:
+        """Whether its clock moves while it measures; that of NULL moves only when told to."""
+        return self._clock.name != "NULL"
 
     def _apply_options(self) -> None:
         self._configure(

@@ -75,7 +75,7 @@ _TILE = "level:text owner:u4 owner_name:text"
 _COLUMNS = {
     "parts": f"{_PART} created_unix_ns:u8 clock:text closed:flag anchor_ns:u8 anchor_unix_ns:u8 "
     "ns_per_tick:f8 lost_records:u8 orphan_exits:u8 abandoned_timers:u8 overhead_ns:f8 "
-    "pending_device_spans:u8 observing_ns:u8 waiting_ns:u8 file_bytes:u8",
+    "counting_ns:f8 pending_device_spans:u8 observing_ns:u8 waiting_ns:u8 file_bytes:u8",
     "lanes": f"{_PART} {_LANE} name:text threads:u4 closed:flag fold_ns:u8 folded:u8 lost:u8",
     "bricks": f"{_PART} {_LANE} {_SLOT} phase:text {_NODE}",
     "steps": f"{_PART} {_LANE} slot:u4 phase:text {_STEP_NODE}",

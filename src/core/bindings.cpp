@@ -46,6 +46,7 @@ nb::dict header_dict(const SpoolHeader& header) {
     out["orphan_exits"] = header.orphan_exits;
     out["abandoned_timers"] = header.abandoned_timers;
     out["overhead_ns"] = header.overhead_ns;
+    out["counting_ns"] = header.counting_ns;
     out["observing_ns"] = header.observing_ns;
     out["waiting_ns"] = header.waiting_ns;
     out["pending_device_spans"] = header.pending_device_spans;

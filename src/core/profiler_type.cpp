@@ -347,11 +347,15 @@ PyObject* profiler_flush(PyObject* self, PyObject*) {
     Py_RETURN_NONE;
 }
 
-PyObject* profiler_set_overhead(PyObject* self, PyObject* value) {
-    const double ns = PyFloat_AsDouble(value);
-    if (PyErr_Occurred()) return nullptr;
+PyObject* profiler_set_overhead(PyObject* self, PyObject* args) {
+    double timed_ns, counted_ns;
+    if (!PyArg_ParseTuple(args, "dd", &timed_ns, &counted_ns)) return nullptr;
     ProfilerObject* profiler = as_profiler(self);
-    if (is_open(profiler)) profiler->state->recorder->spool().header().overhead_ns = ns;
+    if (is_open(profiler)) {
+        SpoolHeader& header = profiler->state->recorder->spool().header();
+        header.overhead_ns = timed_ns;
+        header.counting_ns = counted_ns;
+    }
     Py_RETURN_NONE;
 }
 
@@ -488,7 +492,7 @@ PyMethodDef profiler_methods[] = {
     {"_intern", profiler_intern, METH_O, nullptr},
     {"_append", profiler_append, METH_VARARGS, nullptr},
     {"_flush", profiler_flush, METH_NOARGS, nullptr},
-    {"_set_overhead", profiler_set_overhead, METH_O, nullptr},
+    {"_set_overhead", profiler_set_overhead, METH_VARARGS, nullptr},
     {"_spend", profiler_spend, METH_O, nullptr},
     {"_now_ns", profiler_now_ns, METH_NOARGS, nullptr},
     {"_where", profiler_where, METH_NOARGS, nullptr},

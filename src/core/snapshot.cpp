@@ -78,7 +78,9 @@ SpoolHeader read_header(const File& file) {
         !(header.ns_per_tick > 0 && header.ns_per_tick < 1e6)) {
         throw SpoolError(SpoolFault::Damaged, file.path + " has a damaged header");
     }
-    if (!(header.overhead_ns >= 0 && header.overhead_ns < 1e9)) header.overhead_ns = 0;
+    for (double* cost : {&header.overhead_ns, &header.counting_ns}) {
+        if (!(*cost >= 0 && *cost < 1e9)) *cost = 0;
+    }
     return header;
 }
 

@@ -645,8 +645,8 @@ def test_a_full_disk_at_the_start(tmp_path: Path) -> None:
     code = """
 import resource, sys
 import brickline as bl
-from brickline.measurement_cost import measurement_cost_ns
-measurement_cost_ns()
+from brickline.measurement_cost import entry_costs
+entry_costs()
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 try:
     bl.BrickProfiler("full", enabled=True, device="NULL", path=sys.argv[1])

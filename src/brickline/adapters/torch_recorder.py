@@ -86,7 +86,7 @@ class Recorder:
         self.dispatch_ns = 0
         """What it costs an op that the mode sees it at all."""
         if self._ops is not None:
-            self.dispatch_ns = round(profiler._calibrated(dispatch_cost_ns))
+            self.dispatch_ns = round(dispatch_cost_ns()) if profiler._has_costs else 0
             self._ops.enter()
 
     # ------------------------------------------------------------------------------ what is watched
@@ -190,6 +190,7 @@ class Recorder:
 
     def _begin_root(self, site: Site, args: Any, kwargs: Any, compiled: bool) -> Any:
         """Begin a step; give False where the call is not to be recorded."""
+        began_ns = self._now()
         place = self._place(site)
         if place is None:
             return False
@@ -197,6 +198,7 @@ class Recorder:
         self.state.stack.append(call)
         self.counts["root calls"] += 1
         call.step = self._begin_step(args, kwargs)
+        self.profiler._spend(self._now() - began_ns)
         return call
 
     def _end_root(self, call: Call, result: Any, failed: bool) -> None:

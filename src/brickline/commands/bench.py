@@ -17,7 +17,14 @@ from rich.table import Table
 from brickline.errors import UsageError
 
 GROUPS = {
-    "profiler": ("profiler_insitu", "profiler_hot", "profiler_scale", "own_cost", "graph", "look_top"),
+    "profiler": (
+        "profiler_insitu",
+        "profiler_hot",
+        "profiler_scale",
+        "own_cost",
+        "graph",
+        "look_top",
+    ),
     "kernels": ("kernels_cache", "kernels_cpu", "kernels_cuda"),
     "plans": ("plans_cpu", "plans_cuda", "plans_decode"),
     "megakernel": ("megakernel_planning", "megakernel_queue", "megakernel_cuda"),

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from brickline import _core
 from brickline.circumstances import cpu_model
-from brickline.measurement_cost import measurement_cost_ns
+from brickline.measurement_cost import entry_costs
 from brickline.peaks import keep_peaks, load_peaks, measure_peaks
 from brickline.run_directory import state_directory
 
@@ -64,7 +64,7 @@ def _facts(device: str) -> list[tuple[str, str]]:
             f"{_core.clock_name()}, {_core.clock_cost_ns():.1f} ns a reading; "
             f"time.perf_counter_ns() {_perf_counter_cost_ns():.1f} ns",
         ),
-        ("One brick", f"{measurement_cost_ns():.0f} ns for `with brick:`"),
+        ("One brick", f"{entry_costs().timed_ns:.0f} ns for `with brick:`"),
         (f"Peaks of {device}", _peaks(device)),
         ("Runs of dead processes", _left_behind()),
     ]

@@ -88,11 +88,12 @@ struct SpoolHeader {
     uint64_t lost_records;      // samples that found no space
     uint64_t orphan_exits;      // a brick left that was never entered in this process
     uint64_t abandoned_timers;  // a timer dropped without a stop
-    double overhead_ns;         // calibrated cost of one measurement
+    double overhead_ns;         // calibrated cost of one measurement …
     uint64_t pending_device_spans;
     uint64_t observing_ns;      // the host's time for what is recorded beside bricks: tensors, traces, ops, events
     uint64_t waiting_ns;        // the host's time in waits for a device that a sync mode asks for
-    uint64_t reserved[6];
+    double counting_ns;         // … and of an entry that is only counted
+    uint64_t reserved[5];
 };
 static_assert(sizeof(SpoolHeader) <= PAGE_BYTES);
 
