@@ -119,6 +119,10 @@ class Launches:
         return np.array(self.trace_rows, abi.TRACE)
 
     @property
+    def times_us(self) -> Array:
+        return np.full(len(self.trace_rows), np.nan)
+
+    @property
     def operand_rows(self) -> _Rows:
         return _Rows(np.array(self.operand_list, abi.OPERAND))
 
