@@ -203,3 +203,34 @@ def test_what_proves_a_suspect_can_clear_it_too(tmp_path: Path, model: Model) ->
     report = check_runs(ours, recorded(tmp_path / "r.brick", model, **options))
     assert report.status is Status.MATCHED
     assert not report.coverage.notes
+
+
+class Norm(nn.Module):
+    """An RMS norm of bfloat16 values that computes in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width).bfloat16())
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * (wide * scale).to(x.dtype)
+
+
+@pytest.mark.parametrize(("eps", "status"), [(1e-2, Status.DIVERGED), (1.1e-6, Status.MATCHED)])
+def test_a_norm_that_is_half_a_percent_off_in_bfloat16_does_not_match(
+    tmp_path: Path, eps: float, status: Status
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 512).bfloat16()
+    paths = []
+    for name, used in (("candidate", eps), ("reference", 1e-6)):
+        paths.append(tmp_path / name)
+        model = Norm(512, used)
+        with record(paths[-1], model), torch.no_grad():
+            model(x)
+    report = compare(*paths)
+    assert report.status is status
+    assert [finding.name for finding in report.findings] == ["Norm"] * (status is Status.DIVERGED)

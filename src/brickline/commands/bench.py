@@ -33,6 +33,7 @@ GROUPS = {
         "fingerprint",
         "recording",
         "compare",
+        "directions",
         "checking",
         "clean_checks",
         "localisation",

@@ -13,6 +13,7 @@ import numpy as np
 
 from brickline.comparison.align import align
 from brickline.comparison.conditions import differing_circumstances, uses_tf32
+from brickline.comparison.directions import directions_of
 from brickline.comparison.envelope import UNIT_ROUNDOFF
 from brickline.comparison.judging import judge
 from brickline.comparison.operands import measure
@@ -67,10 +68,11 @@ def compare(candidate: Given, reference: Given) -> DivergenceReport:
     if uses_tf32(ours) or uses_tf32(theirs):
         coarse = UNIT_ROUNDOFF["tf32"]
         found.roundoff = np.where(found.roundoff > 0, np.maximum(found.roundoff, coarse), 0.0)
-    units = units_of(a, b, alignment, found)
+    directions = directions_of(a, b, found)
+    units = units_of(a, b, alignment, found, directions)
     suspects, spared = find_suspects(a, b, alignment, found, units)
-    judgement = judge(a, alignment, found, units, suspects)
-    return Report(pair, alignment, found, units, suspects, judgement, spared).report()
+    judgement = judge(a, alignment, found, directions, units, suspects)
+    return Report(pair, alignment, found, directions, units, suspects, judgement, spared).report()
 
 
 def opened(given: Given, role: str) -> Run:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from brickline.comparison.align import Alignment
+from brickline.comparison.directions import Directions
 from brickline.comparison.operands import Differences
 from brickline.comparison.places import place_of_difference, scale_of_difference
 from brickline.comparison.run_pair import name_of
 from brickline.comparison.sides import OP, PARAMETER_INDEX, Side, settings_of
-from brickline.comparison.suspects import Suspect
+from brickline.comparison.suspects import Sign, Suspect
 from brickline.comparison.triage import IN, LEAF, Units
 from brickline.verdicts import Finding, Verdict
 
@@ -25,9 +26,16 @@ class Findings:
     """Writes down what was found of each suspect."""
 
     def __init__(
-        self, a: Side, b: Side, alignment: Alignment, found: Differences, units: Units
+        self,
+        a: Side,
+        b: Side,
+        alignment: Alignment,
+        found: Differences,
+        directions: Directions,
+        units: Units,
     ) -> None:
         self.a, self.b = a, b
+        self.directions = directions
         self.alignment, self.found, self.units = alignment, found, units
 
     def of(self, suspect: Suspect) -> Finding:
@@ -83,6 +91,10 @@ class Findings:
             return where, cause or f"{count} elements are not finite, all that went in is"
         if cause is None and self.units.resized[unit]:
             cause = f"{int(a.elements[operand])} elements, reference {int(b.elements[other])}"
+        if cause is None and suspect.sign is Sign.BIAS:
+            cause = f"what it computes is {self.directions.bias_in_words(operand)}"
+        if cause is None and suspect.sign is Sign.PEAK:
+            cause = "a few elements are further off than rounding explains"
         if cause is None:
             factor = scale_of_difference(a, operand, b, other)
             cause = None if factor is None else f"scaled by {factor:.4g}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brickline.comparison.align import Alignment
+from brickline.comparison.directions import Directions
 from brickline.comparison.envelope import deep_envelope
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.sides import Bools, Ints, Side
@@ -54,7 +55,12 @@ class Judgement:
 
 
 def judge(
-    a: Side, alignment: Alignment, found: Differences, units: Units, suspects: list[Suspect]
+    a: Side,
+    alignment: Alignment,
+    found: Differences,
+    directions: Directions,
+    units: Units,
+    suspects: list[Suspect],
 ) -> Judgement:
     """Give every launch of the candidate its verdict."""
     outputs = found.made
@@ -65,6 +71,8 @@ def judge(
     code[ratio > AMPLIFIES] = _CODE[Verdict.AMPLIFIED]
     code[~source_known] = _CODE[Verdict.UNKNOWN]
     small = paired & outputs.known & (outputs.delta <= limit) & ~outputs.nonfinite
+    made = directions.outputs
+    small &= made.bias <= made.spread * limit + directions.floor
     code[small] = _CODE[Verdict.ROUNDING]
     choice = paired & outputs.choice
     code[choice & (outputs.delta <= limit)] = _CODE[Verdict.TIE]

@@ -40,10 +40,11 @@ def limits_of(a: Side, found: Differences, rows: Ints) -> Floats:
     """Return the ratio up to which each leaf is clean, by its type and its inputs."""
     uneven = _crest(a, found)[rows] > UNEVEN
     even = _by_type(a, rows, (LEAN_LIMIT, LEAF_LIMIT, GLUE_LIMIT))
-    return np.where(uneven & ~_is_lean(a, rows), UNEVEN_LIMIT, even)
+    return np.where(uneven & ~is_lean(a, rows), UNEVEN_LIMIT, even)
 
 
-def _is_lean(a: Side, rows: Ints) -> Bools:
+def is_lean(a: Side, rows: Ints) -> Bools:
+    """Return which launches round their output and little else."""
     lean: Bools = _by_type(a, rows, (1.0, 0.0, 0.0)) > 0
     return lean
 

@@ -15,13 +15,14 @@ import numpy as np
 
 from brickline.comparison.align import Alignment
 from brickline.comparison.conditions import all_recording_facts, recording_facts
+from brickline.comparison.directions import Directions
 from brickline.comparison.ends import LaunchEnds, Output, RootEnds, ends_of
 from brickline.comparison.findings import Findings
 from brickline.comparison.judging import ORDER, Judgement, reference_covered
 from brickline.comparison.operands import Differences
 from brickline.comparison.run_pair import RunPair, launch_name, problems_of, unmatched_launches
 from brickline.comparison.sides import FLAT, OP, Side
-from brickline.comparison.suspects import Spared, Suspect
+from brickline.comparison.suspects import Sign, Spared, Suspect
 from brickline.comparison.triage import Units, first_update
 from brickline.runs import Run
 from brickline.trace_sides import traces_from_part
@@ -50,6 +51,7 @@ class Report:
         pair: RunPair,
         alignment: Alignment,
         found: Differences,
+        directions: Directions,
         units: Units,
         suspects: list[Suspect],
         judgement: Judgement,
@@ -57,6 +59,7 @@ class Report:
     ) -> None:
         self.pair, self.a, self.b = pair, pair.a, pair.b
         self.alignment, self.found, self.units = alignment, found, units
+        self.directions = directions
         self.suspects, self.judgement, self.spared = suspects, judgement, spared
         call = int(self.a.position[suspects[0].row]) if suspects else None
         self.ends = ends_of(self.a, self.b, alignment, found, judgement.envelope, call)
@@ -64,7 +67,7 @@ class Report:
 
     def report(self) -> DivergenceReport:
         """Return all that is said of the two runs."""
-        write = Findings(self.a, self.b, self.alignment, self.found, self.units)
+        write = Findings(self.a, self.b, self.alignment, self.found, self.directions, self.units)
         findings = tuple(write.of(suspect) for suspect in self.suspects)
         coverage = self._coverage()
         status = self._status(coverage)
@@ -312,9 +315,22 @@ class Report:
         entered = "is the same to the bit"
         if not self.units.clean[suspect.unit]:
             entered = f"differs by {suspect.source:.1e} at most"
+        unit = suspect.unit
+        if suspect.sign is Sign.BIAS:
+            return (
+                f"{what} has a factor or a shift of {float(self.units.bias[unit]):.1e}; what went "
+                f"in {entered}, and rounding, which cancels, leaves "
+                f"{float(self.units.explained_bias[unit]):.1e}"
+            )
+        if suspect.sign is Sign.PEAK:
+            return (
+                f"{what} has elements that are off by {float(self.units.peak[unit]):.1e} of the "
+                f"largest one; what went in {entered}, and rounding explains "
+                f"{float(self.units.base[unit]):.1e}"
+            )
         return (
             f"{what} differs by {suspect.target:.1e}; what went in {entered}, and rounding "
-            f"explains {float(self.units.rounding[suspect.unit]):.1e}"
+            f"explains {float(self.units.rounding[unit]):.1e}"
         )
 
     def _next_command(self, findings: Sequence[Finding], status: Status) -> str | None:

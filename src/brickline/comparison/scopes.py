@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from brickline.comparison.align import Alignment
+from brickline.comparison.directions import Directions
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
 from brickline.comparison.weights import cleared_by_weights
@@ -16,7 +17,9 @@ from brickline.comparison.weights import cleared_by_weights
 class Scope:
     """What lies around each launch: its enclosing launch, and what had ended inside that before."""
 
-    def __init__(self, a: Side, b: Side, alignment: Alignment, found: Differences) -> None:
+    def __init__(
+        self, a: Side, b: Side, alignment: Alignment, found: Differences, directions: Directions
+    ) -> None:
         paired = alignment.partner >= 0
         outputs = found.outputs
         self.around = around = a.around(paired)
@@ -25,6 +28,8 @@ class Scope:
         cleared = cleared_by_weights(a, b, alignment, found, around)
         facts = {
             "delta": np.where(told & ~_to_be_added(a), outputs.delta, 0.0),
+            "bias": np.where(told, directions.outputs.bias, 0.0),
+            "peak": np.where(told, directions.outputs.peak, 0.0),
             "blind": (~outputs.known & (outputs.count > 0) & ~cleared).astype(float),
             "choice": (paired & (outputs.choice | outputs.resized | found.inputs.resized)) * 1.0,
             "unlike": (told & ~outputs.same & ~_to_be_added(a)) * 1.0,

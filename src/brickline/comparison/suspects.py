@@ -8,6 +8,7 @@ inputs brought, nor an earlier choice explains what came out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ a difference counts from this part of the limit on: rounding explains it in fewe
 FEWEST_SAME = 8
 SOLID = 30.0
 """From this ratio on nothing but a fault explains a unit; these come first, largest first."""
+BIASED = 2.0
+"""From this ratio on a factor or a shift is more than came along. Clean units reached 0.7…"""
+BIASED_CLEAN = 1.0
+"""…and 0.4 where all that went in was the same."""
+PEAKED = 4.0
+"""The same of single elements that are off, where all that went in was the same; clean units
+reached 0.6. Of inputs that differ in one row alone, any unit makes a peak."""
 TIES = 60.0
 """How much larger than the difference of what goes in the part of choices may be that it flips."""
 LINEAR = 1e-5
@@ -49,6 +57,14 @@ MOST_CONFIRMED = 5000
 MOST = 32
 """Suspects that are kept."""
 BLIND = "what it calls could not be compared, so that it or one of these is wrong"
+
+
+class Sign(StrEnum):
+    """What makes a unit stand out."""
+
+    DISTANCE = "distance"
+    BIAS = "bias"
+    PEAK = "peak"
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,7 @@ class Suspect:
     target: float
     source: float
     broken: bool = False
+    sign: Sign = Sign.DISTANCE
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -101,6 +118,10 @@ def find_suspects(
     marked |= units.resized & sure & (units.clean | units.decided)
     quiet = np.maximum(units.source, units.past) <= 4 * units.rounding
     marked |= units.chosen & sure & quiet
+    far = marked.copy()
+    biased = units.bias_ratio > np.where(units.clean, BIASED_CLEAN, BIASED)
+    peaked = units.clean & (units.past == 0) & (units.peak_ratio > PEAKED)
+    marked |= open_to_blame & (biased | peaked) & ~units.foreign
     doubts = Doubts(a, b, alignment, found, units)
     out: list[Suspect] = []
     spared: list[Spared] = []
@@ -118,6 +139,8 @@ def find_suspects(
             source=float(units.source[unit]),
             broken=bool(units.broken[unit]),
         )
+        if not far[unit]:
+            _has_direction(units, suspect, biased=bool(biased[unit]))
         if _stands(a, b, alignment, found, units, suspect):
             if units.mode[unit] == IN:
                 suspect.row = _maker(a, alignment, units, suspect)
@@ -129,6 +152,16 @@ def find_suspects(
     blind = np.flatnonzero(trusted & units.blind & units.known & ~units.choice & alone)
     spared += [Spared(int(unit), BLIND) for unit in blind if units.blamed[unit] >= 0]
     return _ranked(a, out), min(spared, key=lambda each: each.unit, default=None)
+
+
+def _has_direction(units: Units, suspect: Suspect, *, biased: bool) -> None:
+    """Note that it is the direction of a difference that stands out, and by how much."""
+    unit = suspect.unit
+    suspect.sign = Sign.BIAS if biased else Sign.PEAK
+    suspect.ratio = float((units.bias_ratio if biased else units.peak_ratio)[unit])
+    if biased:
+        suspect.facts["bias"] = float(units.bias[unit])
+        suspect.facts["bias_explained_by_rounding"] = float(units.explained_bias[unit])
 
 
 def _flips(found: Differences, units: Units) -> Bools:

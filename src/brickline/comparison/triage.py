@@ -11,7 +11,8 @@ that both runs fingerprinted::
 
 Each has a difference at its end (`target`) and the largest at its beginnings (`source`). Rounding
 explains `envelope`. `ratio` is the target to what source and envelope explain together; a suspect
-stands out from 1, and from the same unit in other layers. Knows nothing of tensors' contents.
+stands out from 1, and from the same unit in other layers. `bias_ratio` and `peak_ratio` say the
+same of the part of a difference that has a direction. Knows nothing of tensors' contents.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brickline.comparison.align import Alignment
+from brickline.comparison.directions import Directions
 from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
 from brickline.comparison.limits import (
     GLUE_LIMIT,
@@ -35,6 +37,8 @@ from brickline.comparison.scopes import Scope, running_largest
 from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
 
 LEAF, IN, OUT, GRAD = 0, 1, 2, 3
+HANDED = 2.0
+"""What a clean unit may make of a bias that it is handed."""
 UPDATED = 10.0
 """How often the difference of weights, that an optimiser made, may show in what comes of them."""
 
@@ -57,6 +61,19 @@ class Units:
     limit: Floats
     """Ratio up to which a unit of this sort is clean without siblings."""
     rounding: Floats
+    bias: Floats
+    """The part of the target that is a factor or a shift of the whole tensor."""
+    handed_bias: Floats
+    """The largest of these at the beginnings, and all of a difference that came otherwise."""
+    floor: Floats
+    """The bias that clean code may have whatever the target's size."""
+    spread: Floats
+    """Part of the source that shows as a bias where that has none."""
+    own_spread: Floats
+    """The same of what rounding explains."""
+    peak: Floats
+    """Error of single elements of the target beyond what the others have."""
+    handed_peak: Floats
     group: Ints
     """The same unit in other layers and calls."""
     clean: Bools
@@ -90,20 +107,44 @@ class Units:
     @property
     def ratio(self) -> Floats:
         """How often the target is what is explained."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = self.target / self.base
-        return np.where(self.target == 0, 0.0, np.nan_to_num(found, nan=0.0, posinf=np.inf))
+        return _ratio(self.target, self.base)
+
+    @property
+    def explained_bias(self) -> Floats:
+        """The bias that sources and rounding explain."""
+        came, made = self.spread * self.source, self.own_spread * self.rounding
+        out: Floats = self.gain * np.hypot(came, made)
+        return out + HANDED * (self.handed_bias + self.past) + self.floor
+
+    @property
+    def bias_ratio(self) -> Floats:
+        """How often the bias is what is explained."""
+        return _ratio(self.bias, self.explained_bias)
+
+    @property
+    def peak_ratio(self) -> Floats:
+        """How often single elements are further off than is explained."""
+        return _ratio(self.peak, self.base + self.handed_peak)
 
 
-def units_of(a: Side, b: Side, alignment: Alignment, found: Differences) -> Units:
+def _ratio(found: Floats, explained: Floats) -> Floats:
+    """Return how often something is what is explained; 0 where there is nothing to explain."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = found / explained
+    return np.where(found == 0, 0.0, np.nan_to_num(ratio, nan=0.0, posinf=np.inf))
+
+
+def units_of(
+    a: Side, b: Side, alignment: Alignment, found: Differences, directions: Directions
+) -> Units:
     """Return every unit between compared tensors."""
-    scope = Scope(a, b, alignment, found)
+    scope = Scope(a, b, alignment, found, directions)
     forward = _forward_of(a, found)
     parts = [
-        _leaves(a, b, alignment, found, forward),
-        _entries(a, found, scope, forward),
-        _exits(a, alignment, found, scope, forward),
-        _gradients(a, alignment, found, forward),
+        _leaves(a, b, alignment, found, directions, forward),
+        _entries(a, found, directions, scope, forward),
+        _exits(a, alignment, found, directions, scope, forward),
+        _gradients(a, alignment, found, directions, forward),
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     # A unit at an entrance ends before what is inside, one at an exit after it.
@@ -170,7 +211,12 @@ def first_update(a: Side, found: Differences) -> int | None:
 
 
 def _leaves(
-    a: Side, b: Side, alignment: Alignment, found: Differences, forward: Floats
+    a: Side,
+    b: Side,
+    alignment: Alignment,
+    found: Differences,
+    directions: Directions,
+    forward: Floats,
 ) -> dict[str, np.ndarray]:
     parent = a.has_children()
     told = (alignment.partner >= 0) | (found.outputs.known & found.inputs.known)
@@ -194,6 +240,13 @@ def _leaves(
         "gain": cancelled,
         "limit": np.where(whole, GLUE_LIMIT, limits_of(a, found, rows)),
         "rounding": rounding,
+        "bias": directions.outputs.bias[rows],
+        "handed_bias": np.maximum(directions.inputs.bias[rows], shared * (a.direction[rows] == 1)),
+        "floor": directions.floor[rows],
+        "spread": directions.outputs.spread[rows],
+        "own_spread": directions.outputs.own_spread[rows],
+        "peak": directions.outputs.peak[rows],
+        "handed_peak": directions.inputs.peak[rows],
         "group": hashed(np.full(len(rows), LEAF), a.kind[rows], a.direction[rows]).view(np.int64),
         "clean": (inputs.same[rows] | (inputs.count[rows] == 0))
         & (forward[rows] == 0)
@@ -209,7 +262,9 @@ def _leaves(
     }
 
 
-def _entries(a: Side, found: Differences, scope: Scope, forward: Floats) -> dict[str, np.ndarray]:
+def _entries(
+    a: Side, found: Differences, directions: Directions, scope: Scope, forward: Floats
+) -> dict[str, np.ndarray]:
     inputs = found.inputs
     rows = np.flatnonzero((scope.around >= 0) & ((inputs.count > 0) | inputs.resized))
     rows = rows[inputs.known[rows] | inputs.resized[rows] | (inputs.delta[rows] > 0)]
@@ -230,6 +285,15 @@ def _entries(a: Side, found: Differences, scope: Scope, forward: Floats) -> dict
         "rounding": envelope(
             roundoff, inputs.width[rows].astype(float), np.full(len(rows), ROUNDINGS_GLUE)
         ),
+        "bias": directions.inputs.bias[rows],
+        "handed_bias": np.maximum(
+            np.maximum(directions.inputs.bias[above], scope.before["bias"][rows]), forward[above]
+        ),
+        "floor": np.maximum(directions.floor[rows], directions.floor[above]),
+        "spread": directions.inputs.spread[rows],
+        "own_spread": directions.inputs.own_spread[rows],
+        "peak": directions.inputs.peak[rows],
+        "handed_peak": np.maximum(directions.inputs.peak[above], scope.before["peak"][rows]),
         "group": hashed(np.full(len(rows), IN), a.kind[rows], a.direction[rows]).view(np.int64),
         "clean": (inputs.same[above] | (inputs.count[above] == 0))
         & ~before["unlike"]
@@ -246,7 +310,12 @@ def _entries(a: Side, found: Differences, scope: Scope, forward: Floats) -> dict
 
 
 def _exits(
-    a: Side, alignment: Alignment, found: Differences, scope: Scope, forward: Floats
+    a: Side,
+    alignment: Alignment,
+    found: Differences,
+    directions: Directions,
+    scope: Scope,
+    forward: Floats,
 ) -> dict[str, np.ndarray]:
     inputs, outputs, inside = found.inputs, found.outputs, scope.inside
     parent = a.has_children()
@@ -267,6 +336,15 @@ def _exits(
             outputs.width[rows].astype(float),
             np.full(len(rows), ROUNDINGS_GLUE),
         ),
+        "bias": directions.outputs.bias[rows],
+        "handed_bias": np.maximum(
+            np.maximum(directions.inputs.bias[rows], inside["bias"][rows]), forward[rows]
+        ),
+        "floor": directions.floor[rows],
+        "spread": directions.outputs.spread[rows],
+        "own_spread": directions.outputs.own_spread[rows],
+        "peak": directions.outputs.peak[rows],
+        "handed_peak": np.maximum(directions.inputs.peak[rows], inside["peak"][rows]),
         "group": hashed(np.full(len(rows), OUT), a.kind[rows], a.direction[rows]).view(np.int64),
         "clean": (inputs.same[rows] | (inputs.count[rows] == 0))
         & ~within["unlike"]
@@ -285,7 +363,11 @@ def _exits(
 
 
 def _gradients(
-    a: Side, alignment: Alignment, found: Differences, forward: Floats
+    a: Side,
+    alignment: Alignment,
+    found: Differences,
+    directions: Directions,
+    forward: Floats,
 ) -> dict[str, np.ndarray]:
     inputs, made = found.inputs, found.gradients
     rows = np.flatnonzero((alignment.partner >= 0) & (made.count > 0) & (a.direction == 1))
@@ -300,6 +382,13 @@ def _gradients(
         "gain": np.ones(len(rows)),
         "limit": np.full(len(rows), GLUE_LIMIT),
         "rounding": envelope(found.roundoff[rows], fan_in, np.full(len(rows), ROUNDINGS_GLUE)),
+        "bias": directions.gradients.bias[rows],
+        "handed_bias": np.maximum(directions.inputs.bias[rows], forward[rows]),
+        "floor": directions.floor[rows],
+        "spread": directions.gradients.spread[rows],
+        "own_spread": directions.gradients.own_spread[rows],
+        "peak": directions.gradients.peak[rows],
+        "handed_peak": directions.inputs.peak[rows],
         "group": hashed(np.full(len(rows), GRAD), a.kind[rows]).view(np.int64),
         "clean": inputs.same[rows] & (forward[rows] == 0),
         "known": inputs.known[rows] & made.known[rows],
