@@ -8,6 +8,7 @@ Knows tasks by their numbers and memory by its spaces; names are the caller's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -44,23 +45,27 @@ class Lineage:
         [0, 1]
     """
 
-    def __init__(self, tasks: Tasks | PlannedTasks) -> None:
+    def __init__(
+        self, tasks: Tasks | PlannedTasks, alias: npt.NDArray[np.int32] | None = None
+    ) -> None:
         """Follow what tasks read and wrote.
 
         Args:
             tasks: In the order of submission; of planned ones, those that are not run are aliases
                 of what computed them.
+            alias: Of each task, the earlier one that computed its values, or -1 where it is run.
+                Default None: what was planned, else all are run.
 
         Raises:
             PlanError: The columns do not fit each other.
         """
         self.tasks: Tasks = tasks.tasks if isinstance(tasks, PlannedTasks) else tasks
-        alias = tasks.alias if isinstance(tasks, PlannedTasks) else None
+        if alias is None and isinstance(tasks, PlannedTasks):
+            alias = tasks.alias
         try:
             self._core = _core.MegaLineage(self.tasks.core, alias)
         except ValueError as error:
             raise PlanError(f"{error} - at lineage") from None
-        self._initial: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         """How many tasks there are."""
@@ -81,6 +86,21 @@ class Lineage:
         """Return the tasks that wrote what a task reads itself, ascending."""
         return self._core.direct(self._checked(task))
 
+    def direct_lists(
+        self, count: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """Return who wrote what the first tasks read, in lists that tasks share.
+
+        The list of each task, where lists begin and one more, and the tasks of all lists. Of a task
+        that was not run, what computed its values.
+        """
+        return self._core.direct_lists(count)
+
+    @cached_property
+    def reads_initial(self) -> npt.NDArray[np.uint8]:
+        """Of each access, whether it reads bytes that no task wrote before."""
+        return self._core.reads_initial()
+
     def computed_by(self, task: int) -> int:
         """Return the task that computed it: itself, or another where it was left out."""
         return self._core.computed_by(self._checked(task))
@@ -90,12 +110,10 @@ class Lineage:
 
         A range is what a task read; some of its bytes, or all, no task had written.
         """
-        if self._initial is None:
-            self._initial = self._core.reads_initial()
         found = []
         for each in [*self.of(task).tolist(), self.computed_by(task)]:
             first, last = self.tasks.access_begin[each], self.tasks.access_begin[each + 1]
-            for k in np.flatnonzero(self._initial[first:last]) + int(first):
+            for k in np.flatnonzero(self.reads_initial[first:last]) + int(first):
                 row = self.tasks.accesses[k]
                 found.append(
                     InitialRead(each, int(row["space"]), int(row["begin"]), int(row["end"]))
@@ -138,9 +156,7 @@ class Lineage:
     ) -> str:
         direct = self.direct(task).tolist()
         first, last = self.tasks.access_begin[task], self.tasks.access_begin[task + 1]
-        if self._initial is None:
-            self._initial = self._core.reads_initial()
-        read = np.flatnonzero(self._initial[first:last]) + int(first)
+        read = np.flatnonzero(self.reads_initial[first:last]) + int(first)
         spaces = sorted({int(self.tasks.accesses[k]["space"]) for k in read})
         parts = []
         if direct:

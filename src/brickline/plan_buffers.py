@@ -8,7 +8,7 @@ bytes, shapes and dtypes, nothing of launches or devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
@@ -93,11 +93,11 @@ class PlanBuffer:
     @property
     def span(self) -> int:
         """Bytes from its first element to the end of its last, at the most."""
-        if self.strides is None:
-            return most(self.shape) * self.itemsize
-        sizes = [largest(size) for size in self.shape]
-        if 0 in sizes:
-            return 0
+        return self._span_of([largest(size) for size in self.shape])
+
+    def _span_of(self, sizes: Sequence[int]) -> int:
+        if self.strides is None or 0 in sizes:
+            return math.prod(sizes) * self.itemsize
         last = sum((size - 1) * step for size, step in zip(sizes, self.strides, strict=True))
         return (last + 1) * self.itemsize
 
@@ -106,6 +106,12 @@ class PlanBuffer:
         """Space, first byte and end of all that it may touch."""
         begin = self.storage.base + self.offset
         return self.storage.space, begin, begin + self.span
+
+    def range_at(self, values: Mapping[str, int]) -> tuple[Hashable, int, int]:
+        """The same where the plan's variables have some values."""
+        begin = self.storage.base + self.offset
+        pairs = (size.evaluate(values) if isinstance(size, Expr) else size for size in self.shape)
+        return self.storage.space, begin, begin + self._span_of(list(pairs))
 
     def view(
         self,

@@ -74,9 +74,7 @@ class Launch:
         """
         if param.strides is None:
             return None
-        integers = {
-            name: value for name, value in self.scalars(values).items() if isinstance(value, int)
-        }
+        integers = integers_of(self.scalars(values))
         return tuple(step.evaluate(integers) for step in param.strides)
 
     def __str__(self) -> str:
@@ -84,11 +82,15 @@ class Launch:
         return f"launch {self.number} ({self.kernel.name}{where})"
 
 
+def integers_of(values: Mapping[str, int | float]) -> dict[str, int]:
+    """Return the values that expressions are of."""
+    return {name: value for name, value in values.items() if isinstance(value, int)}
+
+
 def evaluated(given: Any, values: Mapping[str, int | float]) -> Any:
     """Return a scalar or size of a launch at the values of a run."""
     if isinstance(given, Expr):
-        integers = {name: value for name, value in values.items() if isinstance(value, int)}
-        return given.evaluate(integers)
+        return given.evaluate(integers_of(values))
     return values[given.name] if isinstance(given, FloatVariable) else given
 
 

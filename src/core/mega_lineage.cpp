@@ -1,6 +1,8 @@
 #include "mega_lineage.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
 
 namespace brickline {
 namespace {
@@ -201,20 +203,44 @@ MegaVector<MegaRun> MegaLineage::of(uint32_t task) const {
     return runs;
 }
 
-MegaVector<uint32_t> MegaLineage::direct(uint32_t task) const {
-    const uint32_t computed = computed_by(task);
-    MegaVector<uint32_t> tasks;
-    for (uint32_t k = m_entry_begin[computed]; k < m_entry_begin[computed + 1]; ++k) {
-        if (m_entries[k] & MEGA_SET) {
-            const std::span<const uint32_t> members = m_sets[m_entries[k] & ~MEGA_SET];
+// Appends the tasks of entries, ascending and each once.
+void MegaLineage::add_members(std::span<const uint32_t> entries, MegaVector<uint32_t>& tasks) const {
+    const auto before = std::ptrdiff_t(tasks.size());
+    for (const uint32_t entry : entries) {
+        if (entry & MEGA_SET) {
+            const std::span<const uint32_t> members = m_sets[entry & ~MEGA_SET];
             tasks.insert(tasks.end(), members.begin(), members.end());
         } else {
-            tasks.push_back(m_entries[k]);
+            tasks.push_back(entry);
         }
     }
-    std::sort(tasks.begin(), tasks.end());
-    tasks.erase(std::unique(tasks.begin(), tasks.end()), tasks.end());
+    std::sort(tasks.begin() + before, tasks.end());
+    tasks.erase(std::unique(tasks.begin() + before, tasks.end()), tasks.end());
+}
+
+MegaVector<uint32_t> MegaLineage::direct(uint32_t task) const {
+    const uint32_t computed = computed_by(task), first = m_entry_begin[computed];
+    MegaVector<uint32_t> tasks;
+    add_members({m_entries.data() + first, m_entry_begin[computed + 1] - first}, tasks);
     return tasks;
+}
+
+MegaDirectLists MegaLineage::direct_lists(uint32_t tasks) const {
+    MegaDirectLists found;
+    found.begin.push_back(0);
+    std::unordered_map<std::string_view, uint32_t> known;  // by the bytes of entries
+    for (uint32_t task = 0; task < tasks; ++task) {
+        // The number of a task is an entry of its own.
+        std::span<const uint32_t> entries(m_entries.data() + m_entry_begin[task], m_entry_begin[task + 1] - m_entry_begin[task]);
+        if (computed_by(task) != task) entries = {reinterpret_cast<const uint32_t*>(&m_alias[task]), 1};
+        const std::string_view key(reinterpret_cast<const char*>(entries.data()), entries.size_bytes());
+        const auto [place, is_new] = known.try_emplace(key, uint32_t(known.size()));
+        found.list_of.push_back(place->second);
+        if (!is_new) continue;
+        add_members(entries, found.sources);
+        found.begin.push_back(found.sources.size());
+    }
+    return found;
 }
 
 size_t MegaLineage::bytes() const {

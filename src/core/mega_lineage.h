@@ -18,6 +18,13 @@ struct MegaRun {
     uint32_t first, last;  // tasks [first, last)
 };
 
+// Who wrote what tasks read themselves.
+struct MegaDirectLists {
+    MegaVector<uint32_t> list_of;  // of each task
+    MegaVector<uint64_t> begin;    // of each list in `sources`; one more at the end
+    MegaVector<uint32_t> sources;  // tasks, ascending in each list
+};
+
 class MegaLineage {
 public:
     // alias: as in MegaPlanned; none: every task is run. Throws MegaFaulty for tables that do not fit.
@@ -28,6 +35,9 @@ public:
     MegaVector<MegaRun> of(uint32_t task) const;
     // Those who wrote what it reads itself, ascending.
     MegaVector<uint32_t> direct(uint32_t task) const;
+    // `direct` of the first tasks at once, in lists that tasks share which read from the same entries. Of an
+    // alias the list is what computed it.
+    MegaDirectLists direct_lists(uint32_t tasks) const;
     // Of each access, whether it reads bytes that no task wrote before.
     const MegaVector<uint8_t>& reads_initial() const { return m_reads_initial; }
     // What computed it: itself, but of an alias.
@@ -44,6 +54,7 @@ private:
     };
     static constexpr uint32_t NOT_RUNS = ~0u;
 
+    void add_members(std::span<const uint32_t> entries, MegaVector<uint32_t>& tasks) const;
     uint32_t closure_of(std::span<const uint32_t> entries);
     uint32_t closure_of_set(uint32_t set);
     uint32_t whole_of(uint32_t task);

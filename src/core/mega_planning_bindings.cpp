@@ -176,6 +176,16 @@ void bind_mega_planning(nb::module_& module) {
              "task"_a, "Runs of tasks, [first, last).")
         .def("direct", [](const MegaLineage& self, uint32_t task) { return array_of(self.direct(checked(self, task))); },
              "task"_a, "Those who wrote what it reads itself.")
+        .def("direct_lists", [](const MegaLineage& self, uint32_t tasks) {
+            if (tasks > self.size()) throw nb::index_error("there are not so many tasks");
+            MegaDirectLists lists;
+            {
+                nb::gil_scoped_release released;
+                lists = self.direct_lists(tasks);
+            }
+            return nb::make_tuple(array_of(std::move(lists.list_of)), array_of(std::move(lists.begin)),
+                                  array_of(std::move(lists.sources)));
+        }, "tasks"_a, "The same of the first tasks: the list of each, where lists begin, and their tasks.")
         .def("computed_by", [](const MegaLineage& self, uint32_t task) { return self.computed_by(checked(self, task)); },
              "task"_a)
         .def("reads_initial", [](const MegaLineage& self) { return array_of(MegaVector<uint8_t>(self.reads_initial())); },

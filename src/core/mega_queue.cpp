@@ -256,7 +256,7 @@ uint64_t MegaQueueEngine::first() const { return m->first; }
 uint64_t MegaQueueEngine::next() const { return m->next(); }
 const std::vector<MegaSubmissionRow>& MegaQueueEngine::rows() const { return m->rows; }
 const MegaQueueReasons& MegaQueueEngine::waits() const { return m->all_waits; }
-const MegaQueueReasons& MegaQueueEngine::sources() const { return m->sources; }
+const MegaQueueAccesses& MegaQueueEngine::accesses() const { return m->all_accesses; }
 const std::vector<MegaItemFault>& MegaQueueEngine::faults() const { return m->faults; }
 double MegaQueueEngine::ns_per_tick() const { return m_workers->ns_per_tick(); }
 uint64_t MegaQueueEngine::begin_tick() const { return m_workers->begin_tick(); }
@@ -271,11 +271,6 @@ uint64_t MegaQueueEngine::bytes(const MegaQueueOptions& options, uint32_t most_a
 std::vector<MegaSubmissionRow> MegaQueueEngine::rows_now() {
     static const MegaQueue nothing = {};
     return m->rows_now(m->is_empty() ? nothing : m_workers->look());
-}
-
-std::vector<uint32_t> MegaQueueEngine::last_writers(uint64_t begin, uint64_t end) {
-    if (open() != 0) throw std::logic_error("submissions are open");
-    return m->last_writers(begin, end);
 }
 
 MegaSubmissionState MegaQueueEngine::state_of(uint64_t submission) const {

@@ -69,12 +69,10 @@ class MegaQueueEngine {
     const std::vector<MegaSubmissionRow>& rows() const;
     // The same, with what is done of those that are open.
     std::vector<MegaSubmissionRow> rows_now();
-    // Where has_lineage: of each row the submissions that it waits for, and those whose values it reads.
-    // Numbers count from first() on.
+    // Where is_recorded: of each row the submissions that it waits for, in numbers that count from first() on.
     const MegaQueueReasons& waits() const;
-    const MegaQueueReasons& sources() const;
-    // Who wrote last to some byte of a range, in the same numbers. Nothing is open, and begin_again() follows.
-    std::vector<uint32_t> last_writers(uint64_t begin, uint64_t end);
+    // Where has_lineage: what each row reads and writes, also of those that another one computes.
+    const MegaQueueAccesses& accesses() const;
     MegaSubmissionState state_of(uint64_t submission) const;
     const std::vector<MegaItemFault>& faults() const;
     MegaQueueTotals totals();

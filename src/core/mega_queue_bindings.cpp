@@ -246,11 +246,8 @@ class MegaQueueCore {
         const std::vector<MegaSubmissionRow> found = m_engine->rows_now();
         return nb::bytes(reinterpret_cast<const char*>(found.data()), found.size() * sizeof(MegaSubmissionRow));
     }
-    nb::tuple waits() const { return reasons(m_engine->waits()); }
-    nb::tuple sources() const { return reasons(m_engine->sources()); }
-    std::vector<uint32_t> last_writers(uint64_t begin, uint64_t end) {
-        return m_engine->last_writers(begin, end);
-    }
+    nb::tuple waits() const { return columns(m_engine->waits().ends, m_engine->waits().numbers); }
+    nb::tuple accesses() const { return columns(m_engine->accesses().ends, m_engine->accesses().rows); }
     nb::bytes records() const {
         const std::vector<MegaQueueRecord> found = m_engine->records();
         return nb::bytes(reinterpret_cast<const char*>(found.data()), found.size() * sizeof(MegaQueueRecord));
@@ -318,9 +315,11 @@ class MegaQueueCore {
     }
 
   private:
-    static nb::tuple reasons(const MegaQueueReasons& found) {
-        return nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(found.ends.data()), found.ends.size() * 8),
-                              nb::bytes(reinterpret_cast<const char*>(found.numbers.data()), found.numbers.size() * 4));
+    // Where the rows of each submission end, and the rows.
+    template <class Row>
+    static nb::tuple columns(const std::vector<uint64_t>& ends, const std::vector<Row>& rows) {
+        return nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof(uint64_t)),
+                              nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Row)));
     }
     // From now on; infinity: never.
     static uint64_t moment(double seconds) {
@@ -377,8 +376,7 @@ void bind_mega_queue(nb::module_& module) {
         .def("take_finished_batches", &MegaQueueCore::take_finished_batches)
         .def("rows", &MegaQueueCore::rows)
         .def("waits", &MegaQueueCore::waits)
-        .def("sources", &MegaQueueCore::sources)
-        .def("last_writers", &MegaQueueCore::last_writers, "begin"_a, "end"_a)
+        .def("accesses", &MegaQueueCore::accesses)
         .def("records", &MegaQueueCore::records)
         .def("faults", &MegaQueueCore::faults)
         .def("totals", &MegaQueueCore::totals)

@@ -94,11 +94,16 @@ void MegaPublisher::plan(const MegaBatch& batch) {
         if (m_twins[k] == NOTHING) {
             plan_job(batch, k, std::span(batch.accesses).subspan(access, batch.access_end[k] - access));
         } else {
-            if (m_options.has_lineage) note({});
+            if (m_options.is_recorded) note({});
             m_wait_end.push_back(uint32_t(m_producers.size()));
         }
         access = batch.access_end[k];
         values += m_ops[batch.jobs[k].op].arguments;
+    }
+    if (m_options.has_lineage) {
+        const uint64_t before = all_accesses.rows.size();
+        all_accesses.rows.insert(all_accesses.rows.end(), batch.accesses.begin(), batch.accesses.end());
+        for (const uint32_t end : batch.access_end) all_accesses.ends.push_back(before + end);
     }
 }
 
@@ -142,6 +147,7 @@ uint32_t MegaPublisher::twin_of(const MegaBatch& batch, uint32_t number, const u
         bool is_same = true;
         for (uint32_t k = first_access; k < batch.access_end[number] && is_same; ++k) {
             const MegaAccess& each = batch.accesses[k];
+            if (each.begin == each.end) continue;
             const uint32_t newest = m_hazards.version(each.space, each.begin, each.end).newest;
             is_same = each.mode & MEGA_WRITE ? newest == written && each.mode == MEGA_WRITE : newest < written;
         }
@@ -164,7 +170,7 @@ void MegaPublisher::plan_job(const MegaBatch& batch, uint32_t job, std::span<con
                    rows[producer].state != MegaSubmissionState::Done;
         });
     }
-    if (m_options.has_lineage) note(producers);
+    if (m_options.is_recorded) note(producers);
     for (const uint32_t producer : producers) {
         if (producer < known && m_place_of[producer] == NOTHING) continue;
         const bool is_value = std::binary_search(m_read_from.begin(), m_read_from.end(), producer);
@@ -219,8 +225,6 @@ MegaCode MegaPublisher::join(const MegaBatch& batch, uint32_t job, std::span<con
 void MegaPublisher::note(std::span<const uint32_t> producers) {
     all_waits.numbers.insert(all_waits.numbers.end(), producers.begin(), producers.end());
     all_waits.ends.push_back(all_waits.numbers.size());
-    sources.numbers.insert(sources.numbers.end(), m_read_from.begin(), m_read_from.end());
-    sources.ends.push_back(sources.numbers.size());
 }
 
 // Appends the members of entries of the tracker to `numbers`, whose end from `begin` on is theirs.
@@ -316,9 +320,7 @@ void MegaPublisher::collect() {
         fault += each.faulted;
     }
     while (m_finished < rows.size() && m_place_of[m_finished] == NOTHING && m_finished < m_first_missing) ++m_finished;
-    // Where values came from is asked for of finished ones, too.
-    if (m_finished - m_forgotten >= FORGET_EVERY && !m_options.has_lineage)
-        m_hazards.forget(m_forgotten = m_finished);
+    if (m_finished - m_forgotten >= FORGET_EVERY) m_hazards.forget(m_forgotten = m_finished);
 }
 
 void MegaPublisher::finish(const MegaFinished& each, std::span<const MegaItemFault> own_faults) {
@@ -386,11 +388,12 @@ void MegaPublisher::forget() {
     first += rows.size();
     rows.clear();
     m_place_of.clear();
-    all_waits = sources = {};
+    all_waits = {};
+    all_accesses = {};
     m_first_missing = NOTHING;
     finished_batches.insert(finished_batches.end(), m_missing_batches.begin(), m_missing_batches.end());
     m_missing_batches.clear();
-    m_finished = m_forgotten = m_readers = 0;
+    m_finished = m_forgotten = 0;
     m_proof.forget();
     begin_tracking();
 }
@@ -419,16 +422,9 @@ std::vector<MegaSubmissionRow> MegaPublisher::rows_now(const MegaQueue& tables) 
     return found;
 }
 
-std::vector<uint32_t> MegaPublisher::last_writers(uint64_t begin, uint64_t end) {
-    const MegaAccess read = {begin, end, 0, 0, MEGA_READ};
-    m_hazards.add(uint32_t(rows.size()) + m_readers++, {&read, 1});
-    std::vector<uint32_t> numbers;
-    expand(m_hazards.sources(), numbers, 0);
-    return numbers;
-}
-
 uint64_t MegaPublisher::bytes() const {
     return m_hazards.bytes() + rows.capacity() * sizeof(MegaSubmissionRow) +
+           all_accesses.rows.capacity() * sizeof(MegaAccess) + all_accesses.ends.capacity() * sizeof(uint64_t) +
            m_place_of.capacity() * sizeof(uint32_t) + bytes_of(m_options);
 }
 

@@ -49,7 +49,6 @@ class MegaPublisher {
     uint64_t number_of(uint32_t order) const { return first + (order - uint32_t(first)); }
     // Of each row, with what is done of those that are open.
     std::vector<MegaSubmissionRow> rows_now(const MegaQueue& tables) const;
-    std::vector<uint32_t> last_writers(uint64_t begin, uint64_t end);
     uint64_t bytes() const;
     // Before the first submission.
     static uint64_t bytes_of(const MegaQueueOptions& options) {
@@ -60,7 +59,8 @@ class MegaPublisher {
 
     uint64_t first = 0;                   // number of the submission whose order is 0
     std::vector<MegaSubmissionRow> rows;  // by order
-    MegaQueueReasons all_waits, sources;
+    MegaQueueReasons all_waits;           // where items are recorded
+    MegaQueueAccesses all_accesses;       // where lineage is kept
     std::vector<MegaItemFault> faults;
     std::vector<uint64_t> finished_batches;
     MegaQueueTotals totals;
@@ -104,7 +104,6 @@ class MegaPublisher {
     std::vector<uint64_t> m_missing_batches;  // whose memory is not to be another's while it counts as missing
     std::vector<uint32_t> m_place_of;     // by order; MEGA_NOTHING of one that is finished
     uint32_t m_first_missing = MEGA_NOTHING;  // the first order whose values are not there
-    uint32_t m_readers = 0;               // that asked who wrote last; then it begins again
     uint32_t m_finished = 0;              // orders below are, and their values are there
     uint32_t m_forgotten = 0;             // the tracker does not know those below
 

@@ -56,7 +56,7 @@ MegaColumnRefusal MegaQueueSignature::append(MegaBatch& batch, std::span<const M
         batch.items += uint64_t{row.job.grid[0]} * row.job.grid[1] * row.job.grid[2];
         batch.arguments.insert(batch.arguments.end(), row.bits.begin(), row.bits.end());
         for (size_t k = 0; k < m_arguments.size(); ++k) {
-            if (m_arguments[k].type != Type::Buffer || !columns[k].nbytes) continue;
+            if (m_arguments[k].type != Type::Buffer) continue;  // one of each, so that it is known whose it is
             batch.accesses.push_back(
                 {row.bits[k], row.bits[k] + columns[k].nbytes, row.per_block[k], 0, m_arguments[k].access});
         }

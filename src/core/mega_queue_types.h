@@ -25,11 +25,11 @@ struct MegaQueueOptions {
     uint32_t slots = 1;
     uint32_t retry_limit = 0;            // how often an item is tried again
     std::vector<uint32_t> retry_codes;   // faults after which it is
-    bool is_recorded = false;            // item by item
+    bool is_recorded = false;            // item by item, and who waits for whom
     bool is_deduping = true;             // within a batch: later, the host may have written to memory
     bool is_fusing = true;               // within a batch: what runs cannot be joined to
     bool is_proved = false;              // each batch, before it is published; takes time with what is open
-    bool has_lineage = false;            // whose values each submission reads is kept, and who waits for whom
+    bool has_lineage = false;            // what each submission reads and writes is kept
     uint64_t delay_seed = 0;             // other than 0: workers dawdle between steps, at random
     uint64_t grace_ns = 1'500'000'000;   // after a deadline or a stop, for items to end
 };
@@ -138,6 +138,12 @@ struct MegaQueueRecord {
 struct MegaQueueReasons {
     std::vector<uint64_t> ends;     // of each submission
     std::vector<uint32_t> numbers;
+};
+
+// What submissions read and write, as they were submitted.
+struct MegaQueueAccesses {
+    std::vector<uint64_t> ends;     // of each submission
+    std::vector<MegaAccess> rows;   // one for each buffer of its signature
 };
 
 struct MegaQueueTotals {

@@ -230,7 +230,8 @@ void check_random(Random& random, uint32_t workers, uint32_t slots, uint32_t cou
         else check_equal(skipped, totals.skipped, "skipped items counted by workers");
         check_equal(executed, totals.done + totals.faulted + totals.requeued, "items put back are executed again");
         if (chosen.is_recorded) check_equal(engine.records().size(), executed, "items recorded");
-        if (chosen.has_lineage) check_equal(engine.sources().ends.size(), count, "sources of each submission");
+        if (chosen.has_lineage) check_equal(engine.accesses().ends.size(), count, "what each submission touches");
+        if (chosen.is_recorded) check_equal(engine.waits().ends.size(), count, "whom each submission waits for");
         engine.begin_again();
         check_equal(engine.totals().published, 0u, "a new period is empty");
     }

@@ -30,11 +30,11 @@ def test_sets_are_those_of_the_lineage(program: list[tuple[int, list, list]]) ->
             [(space, begin, begin + size) for space, begin, size in writes],
         )
     lineage = Lineage(builder.tasks())
-    flow = flow_from_lineage(lineage, "m{}".format)
+    flow = flow_from_lineage(lineage)
     assert len(flow) == len(program)
     for task in range(len(program)):
         assert flow.all_sources([task]).tolist() == [*lineage.of(task).tolist(), task]
-        names = {f"m{each.space}" for each in lineage.initial(task)}
+        names = {f"space {each.space}" for each in lineage.initial(task)}
         assert set(flow.given_to_all(flow.all_sources([task]).tolist())) == names
 
 

@@ -56,6 +56,7 @@ def sources_of(report: MegakernelReport, writers: tuple[int, ...]) -> list[Sourc
     if report.flow is None:
         return []
     tasks, found = report.tasks, report.flow.all_sources(_written(report, writers))
+    found = found[tasks.alias[found] < 0]  # the others repeat one of these, which is there, too
     done = tasks.items if tasks.done is None else tasks.done
     counts: Counter[tuple[int, int, int]] = Counter()
     items: Counter[tuple[int, int, int]] = Counter()

@@ -75,9 +75,10 @@ def _line(report: MegakernelReport, flow: Flow, row: int) -> str:
 
 def _summary(report: MegakernelReport, flow: Flow, found: list[int]) -> str:
     word = ("launch", "launches") if report.mode == "program" else ("submission", "submissions")
-    items = int(report.tasks.items[found].sum())
+    ran = report.tasks.alias[found] < 0  # items of the others are those of whom they repeat
+    items = int(report.tasks.items[found][ran].sum())
     parts = [f"in all {_count(len(found), *word)} with {_count(items, 'item', 'items')}"]
-    done = items if report.tasks.done is None else int(report.tasks.done[found].sum())
+    done = items if report.tasks.done is None else int(report.tasks.done[found][ran].sum())
     if done < items:
         parts[0] += f", of which {done:,} {'is' if done == 1 else 'are'} done"
     bricks = source_bricks(report, found)

@@ -20,7 +20,7 @@ from brickline.errors import DeadlineReached, DeviceHung, InternalError, LaunchE
 from brickline.executor.megakernel.cpu import CpuEngine
 from brickline.executor.megakernel.cuda import CudaEngine
 from brickline.executor.megakernel.deduped import Deduped, all_run, find_deduped
-from brickline.executor.megakernel.flow import flow_of, last_writers
+from brickline.executor.megakernel.flow import flow_of
 from brickline.executor.megakernel.options import MegakernelOptions
 from brickline.executor.megakernel.proving import RACE, Prover
 from brickline.executor.megakernel.refusals import refusal
@@ -86,6 +86,7 @@ class ProgramExecutor:
         self._prover = Prover(launches, self.deduped.computed_by)
         self._proved = 0
         self._ran = False
+        self._ran_with: Mapping[str, int | float] | None = None
         self._report: MegakernelReport | None = None
         if not self.engine.refresh():
             self._prove()
@@ -161,6 +162,8 @@ class ProgramExecutor:
             raise refusal("MK105", f"plan {self._name}", problem)
         if self._proved != self.engine.structure_version:
             self._prove()
+        if self.options.lineage:  # a report may be made when the values are others
+            self._ran_with = dict(self._values)
         self._ran = True
         try:
             outcome = self.engine.run(self.options.deadline_ns, self.delay_seed, stream)
@@ -286,10 +289,10 @@ class ProgramExecutor:
             "done": done,
         }
         began = time.perf_counter_ns()
-        is_traced = self.options.lineage
-        flow = flow_of(self._launches, self.deduped.computed_by) if is_traced else None
-        outputs = last_writers(self._launches) if is_traced else {}
-        lineage_ns = time.perf_counter_ns() - began if is_traced else None
+        flow, outputs, lineage_ns = None, None, None
+        if self._ran_with is not None:
+            flow, outputs = flow_of(self._launches, self.deduped.computed_by, self._ran_with)
+            lineage_ns = time.perf_counter_ns() - began
         faults = engine.faults()
         codes = np.unique(faults["code"][faults["code"] != 0]).tolist()
         return MegakernelReport.of_program(

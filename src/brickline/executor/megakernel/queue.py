@@ -584,13 +584,7 @@ class Megakernel:
         is_empty = not core.open
         if self._feed.log is not None:
             self._feed.log.end_period() if is_empty else self._feed.log.settle()
-        writers = None
-        if outputs is not None and is_empty:
-            writers = {
-                name: core.last_writers(each.address, each.address + each.nbytes)
-                for name, each in outputs.items()
-            }
-        made = self._made(ended, writers)
+        made = self._made(ended, outputs if is_empty else None)
         if is_empty:
             if self._profiler is not None and made.spans is not None and made.began_unix_ns:
                 tell_profiler(made, self._profiler, self._reports)
@@ -601,7 +595,7 @@ class Megakernel:
         self._feed.release()
         return made
 
-    def _made(self, ended: str, writers: Mapping[str, Sequence[int]] | None) -> MegakernelReport:
+    def _made(self, ended: str, outputs: Mapping[str, Buffer] | None) -> MegakernelReport:
         core, period, now_ns = self._core, self._feed.period, _core.monotonic_ns()
         traffic = core.traffic()
         return queue_report(
@@ -612,9 +606,9 @@ class Megakernel:
             period=period,
             now_ns=now_ns,
             ended=ended,
-            lineage=self._lineage,
+            lineage=[op.buffers for op in self._ops.values()] if self._lineage else None,
             trace=self._trace,
-            outputs=writers,
+            outputs=outputs,
             telemetry={
                 "bytes_uploaded": traffic["uploaded_bytes"],
                 "bytes_read_back": traffic["read_back_bytes"],

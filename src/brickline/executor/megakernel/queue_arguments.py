@@ -98,6 +98,8 @@ class QueueOp:
         self.kernel = cached.kernel
         self.cached = cached
         params, scalars = self.kernel.params, self.kernel.scalars
+        self.buffers = [each.name for each in self.kernel.signature if isinstance(each, Param)]
+        """The names of its buffers, in the signature's order."""
         self._kinds = (
             _Kind("reads", [each for each in params if not each.access.writes], params, cached),
             _Kind("writes", [each for each in params if each.access.writes], (), cached),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline import _core
+from brickline.buffers import Buffer
 from brickline.device.base import FAULTS as BLOCK_FAULTS
+from brickline.executor.megakernel.planning import ACCESS_DTYPE
+from brickline.executor.megakernel.queue_lineage import queue_lineage
 from brickline.executor.megakernel.queue_refusals import FAULTS
 from brickline.megakernel_flow import Flow
 from brickline.megakernel_report import MegakernelReport
@@ -61,9 +65,9 @@ def queue_report(
     period: Period,
     now_ns: int,
     ended: str,
-    lineage: bool,
+    lineage: Sequence[Sequence[str]] | None,
     trace: bool,
-    outputs: Mapping[str, Sequence[int]] | None,
+    outputs: Mapping[str, Buffer] | None,
     telemetry: Mapping[str, Any],
 ) -> MegakernelReport:
     """Return the report of everything since the queue was last empty at one.
@@ -76,9 +80,9 @@ def queue_report(
         period: What the host measured.
         now_ns: The end.
         ended: What the last wait said: ``done``, ``expired``, ``stopped`` or ``hung``.
-        lineage: Whether sources were kept.
+        lineage: Of each op the names of its buffers, where lineage was kept, else None.
         trace: Whether items were recorded.
-        outputs: Rows of submissions that wrote last to named memory.
+        outputs: Named memory, of which lineage tells who wrote last to it.
         telemetry: What else was measured.
     """
     totals = core.totals()
@@ -92,16 +96,19 @@ def queue_report(
     gone = totals["submissions"] - len(rows)
     if gone > 0:
         notes.append(f"{gone} submissions before the rows of this report were counted, not kept")
-    unwritten = [] if outputs is None else [name for name, found in outputs.items() if not found]
-    for name in unwritten:
-        notes.append(f"output {name}: no submission of this report wrote to it")
+    flow = writers = lineage_ns = None
+    if lineage is not None:
+        began = time.perf_counter_ns()
+        flow, writers = _lineage(core, rows, first, lineage, outputs or {})
+        lineage_ns = time.perf_counter_ns() - began
+        for name in (name for name, found in writers.items() if not found):
+            notes.append(f"output {name}: no submission of this report wrote to it")
     workers, by_op = core.workers(), core.ops()
     if trace and ended == "hung" and any(each["inside"] for each in workers):
         notes.append("what workers that hang have done is not in the trace")
     if totals["dropped_records"]:
         notes.append(f"{totals['dropped_records']} items were executed after the trace was full")
     records = np.frombuffer(core.records(), RECORD)
-    waits = _reasons(core.waits()) if lineage else None
     return MegakernelReport.of_queue(
         name=name,
         device=device,
@@ -112,16 +119,15 @@ def queue_report(
         items_remaining=totals["published"] + totals["deduped"] - done,
         wall_time_ns=wall_ns,
         spans=_spans(records, totals, first) if trace else None,
-        waits=waits if trace else None,
-        flow=Flow(*_reasons(core.sources())) if lineage else None,
-        outputs=None
-        if outputs is None
-        else {name: [first + each for each in found] for name, found in outputs.items()},
+        waits=_waits(core) if trace else None,
+        flow=flow,
+        outputs=writers,
         faults=faults,
         telemetry=telemetry,
         queue_plan_ns=totals["plan_ns"] + period.append_ns,
         queue_publish_ns=totals["publish_ns"],
         backend_dispatch_ns=now_ns - period.published_ns if period.published_ns else None,
+        lineage_ns=lineage_ns,
         published_items=totals["published"],
         deduped_items=totals["deduped"],
         items_faulted=totals["faulted"] + _missing_aliases(rows, FAULTED),
@@ -160,12 +166,17 @@ def _tasks(rows: NDArray[Any]) -> dict[str, Any]:
         "op": rows["op"],
         "items": rows["items"],
         "done": rows["done"],
-        "alias": np.where(rows["state"] == ALIAS, rows["alias"].astype(np.int64), -1),
+        "alias": _alias(rows),
         "state": states,
         "priority": rows["priority"],
         "region": _regions(rows["follows"]),
         "apart": rows["apart"],
     }
+
+
+def _alias(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the row that computes each one's values, or -1 of one that does so itself."""
+    return np.where(rows["state"] == ALIAS, rows["alias"].astype(np.int64), -1)
 
 
 def _regions(follows: NDArray[Any]) -> NDArray[np.int64]:
@@ -234,6 +245,29 @@ def _spans(records: NDArray[Any], totals: Mapping[str, Any], first: int) -> dict
     }
 
 
-def _reasons(found: tuple[bytes, bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    ends = np.frombuffer(found[0], np.uint64).astype(np.int64)
-    return np.append(np.int64(0), ends), np.frombuffer(found[1], np.uint32).astype(np.int64)
+def _lineage(
+    core: _core.MegaQueueCore,
+    rows: NDArray[Any],
+    first: int,
+    buffers: Sequence[Sequence[str]],
+    outputs: Mapping[str, Buffer],
+) -> tuple[Flow, dict[str, tuple[int, ...]]]:
+    """Return who read whom, and the numbers of those that wrote last to named memory."""
+    ends, accesses = core.accesses()
+    flow, writers = queue_lineage(
+        _begins(ends),
+        np.frombuffer(accesses, ACCESS_DTYPE),
+        _alias(rows),
+        lambda row, place: f"{buffers[rows['op'][row]][place]} of submission {first + row}",
+        {name: (each.address, each.address + each.nbytes) for name, each in outputs.items()},
+    )
+    return flow, {name: tuple(first + row for row in written) for name, written in writers.items()}
+
+
+def _waits(core: _core.MegaQueueCore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ends, numbers = core.waits()
+    return _begins(ends), np.frombuffer(numbers, np.uint32).astype(np.int64)
+
+
+def _begins(ends: bytes) -> NDArray[np.int64]:
+    return np.append(np.int64(0), np.frombuffer(ends, np.uint64).astype(np.int64))

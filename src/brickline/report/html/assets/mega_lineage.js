@@ -88,7 +88,7 @@
       const key = `${tasks.op[each]} ${tasks.brick[each]} ${tasks.layer[each]}`;
       const group = groups.get(key) || { op: tasks.op[each], brick: tasks.brick[each], layer: tasks.layer[each], tasks: 0, items: 0 };
       group.tasks += 1;
-      group.items += tasks.items[each];
+      if (tasks.alias[each] < 0) group.items += tasks.items[each]; // else they are those of whom it repeats
       groups.set(key, group);
       for (const name of given(flow, each)) memory.add(name);
     }
