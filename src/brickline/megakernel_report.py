@@ -73,9 +73,10 @@ class MegakernelReport:
     items_remaining: int
     """Items that are not: the run was stopped, they faulted, or something that they need did."""
     wall_time_ns: int
-    """From the beginning of planning, or of the run where it was planned before, to the end."""
+    """All of it: planning, where that belongs to this run, and the run."""
     queue_plan_ns: int | None = None
-    """Host: dependencies, dedupe, fusion, assignment, validation."""
+    """Host: dependencies, dedupe, fusion, assignment, validation. What `prepare` planned belongs to
+    the first run; 0 of a run that planned nothing."""
     queue_publish_ns: int | None = None
     """Host: writing tables or slots and publishing them."""
     backend_dispatch_ns: int | None = None

@@ -1,4 +1,4 @@
-"""Lineage of megakernels on CPU: of plans at the values of a run, and of queues, element by element.
+"""Lineage of megakernels on CPU: of a plan's run at its values, and of a queue, by element.
 
 Who wrote an element last is what a plain list says; reports must say the same.
 """
@@ -56,7 +56,7 @@ def floats(*shape: int) -> Any:
     return np.zeros(shape, np.float32)
 
 
-# ------------------------------------------------------------------------------- plans and variables
+# ------------------------------------------------------------------------------ plans and variables
 
 LENGTH = 12
 PIECES = st.tuples(st.integers(0, 2), st.integers(0, 6), st.sampled_from([1, 3, 6, "n", "m"]))
@@ -329,3 +329,23 @@ def test_memory_without_elements_is_nobodys(cache: KernelCache) -> None:
     assert report.tasks.alias.tolist() == [-1, 0]
     assert report.flow is not None
     assert report.flow.given_to(0) == ["x of submission 0"]
+
+
+# ------------------------------------------------------------------------------------ planning time
+
+
+def test_a_report_has_the_planning_of_its_run(cache: KernelCache) -> None:
+    plan = Plan("planned")
+    n = plan.variable("n", 1, 65536)
+    a, y = plan.buffer("a", n, "f32"), plan.buffer("y", n, "f32")
+    plan.launch(residual(), a=a, b=a, y=y, n=n)
+    prepared = plan.prepare("CPU", "megakernel", cache=cache, workers=2)
+    planned = []
+    for value in (64, 64, 60000, 64):
+        report = prepared(n=value).report
+        assert report is not None
+        spent = (report.queue_plan_ns, report.queue_publish_ns, report.backend_dispatch_ns)
+        assert sum(each or 0 for each in spent) <= report.wall_time_ns
+        planned.append(report.queue_plan_ns)
+    assert planned[1] == 0, "nothing was planned"
+    assert all(planned[k] for k in (0, 2, 3)), "in prepare(), and as the number of blocks changed"

@@ -90,7 +90,9 @@ class ProgramExecutor:
         self._report: MegakernelReport | None = None
         if not self.engine.refresh():
             self._prove()
-        self._plan_ns = time.perf_counter_ns() - began
+        self._planned_ns = time.perf_counter_ns() - began
+        """Time of planning that belongs to the next run."""
+        self._plan_ns = 0
 
     def _made(self) -> CpuEngine | CudaEngine:
         options = self.options
@@ -157,11 +159,14 @@ class ProgramExecutor:
             raise self._hung("an earlier run left an item that has not returned")
         self._report, self._ran = None, False
         self.engine.set_trace(self.options.trace or is_watched)
+        began = time.perf_counter_ns()
         problem = self.engine.refresh()
         if problem:
             raise refusal("MK105", f"plan {self._name}", problem)
         if self._proved != self.engine.structure_version:
             self._prove()
+            self._planned_ns += time.perf_counter_ns() - began
+        self._plan_ns, self._planned_ns = self._planned_ns, 0
         if self.options.lineage:  # a report may be made when the values are others
             self._ran_with = dict(self._values)
         self._ran = True
@@ -301,7 +306,7 @@ class ProgramExecutor:
             ops=self._op_names,
             tasks=columns,
             progress=engine.progress(),
-            wall_time_ns=outcome["end_ns"] - outcome["asked_ns"],
+            wall_time_ns=self._plan_ns + outcome["end_ns"] - outcome["asked_ns"],
             bricks=bricks,
             records=engine.records(),
             faults=faults,
