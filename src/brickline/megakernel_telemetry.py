@@ -35,6 +35,7 @@ class MegakernelTelemetry:
     resident_allocations: int | None = None
     """Pieces of device memory that were allocated for this run; 0 where earlier ones served."""
     kernel_launches: int | None = None
+    """Launches; on a CPU, how often workers were started."""
     sync_points: int | None = None
     """How often the host waited for the device."""
     occupancy_bps: int | None = None
@@ -42,10 +43,11 @@ class MegakernelTelemetry:
     frontier_density_bps: int | None = None
     """Items ready or running, averaged over the run, to workers; may pass 10,000."""
     readback_buffers: int | None = None
+    """Pieces of memory whose contents the host got from the device."""
     compiled_cache_hit: bool | None = None
-    """Whether the kernel was compiled before."""
+    """Whether all code was compiled before."""
     resident_cache_hit: bool | None = None
-    """Whether its tables lay on the device before."""
+    """Whether tables were there from an earlier run."""
     topology: str | None = None
     """One of `TOPOLOGIES`."""
     pressure: str | None = None

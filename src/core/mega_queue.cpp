@@ -321,6 +321,7 @@ MegaQueueTraffic MegaQueueEngine::traffic() const {
     found.uploaded_bytes -= m_traffic_before.uploaded_bytes;
     found.read_back_bytes -= m_traffic_before.read_back_bytes;
     found.reads -= m_traffic_before.reads;
+    found.allocations -= m_traffic_before.allocations;
     found.launches -= m_traffic_before.launches;
     found.syncs -= m_traffic_before.syncs;
     return found;

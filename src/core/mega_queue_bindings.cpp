@@ -234,6 +234,7 @@ class MegaQueueCore {
         out["uploaded_bytes"] = found.uploaded_bytes;
         out["read_back_bytes"] = found.read_back_bytes;
         out["reads"] = found.reads;
+        out["allocations"] = found.allocations;
         out["launches"] = found.launches;
         out["syncs"] = found.syncs;
         return out;

@@ -63,13 +63,11 @@ MegaQueueDevice::MegaQueueDevice(const MegaQueueOptions& options, const std::vec
     try {
         must(m_driver.stream_create(&m_stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate");
         must(m_driver.stream_create(&m_copy_stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate");
-        must(m_driver.memory_allocate(&m_room.tables, m_layout.end), "cuMemAlloc");
-        void* memory = nullptr;
-        must(m_driver.host_allocate(&memory, m_layout.shared_end, CUDA_HOST_PORTABLE_MAPPED), "cuMemHostAlloc");
+        allocate(m_room.tables, m_layout.end);
+        void* memory = allocate_host(m_layout.shared_end, CUDA_HOST_PORTABLE_MAPPED);
         m_mapped = static_cast<unsigned char*>(memory);
         must(m_driver.host_address(&m_room.shared, memory, 0), "cuMemHostGetDevicePointer");
-        must(m_driver.host_allocate(&memory, PINNED_BYTES, 0), "cuMemHostAlloc");
-        m_pinned = static_cast<unsigned char*>(memory);
+        m_pinned = static_cast<unsigned char*>(allocate_host(PINNED_BYTES, 0));
         m_host = new (m_mapped + m_layout.host_words) MegaHostWords{};
         m_words = new (m_mapped + m_layout.intake_words) MegaIntakeWords{};
         m_commands = m_mapped + m_layout.commands;
@@ -101,11 +99,23 @@ bool MegaQueueDevice::check(CUresult code, const char* call) {
     return code == CUDA_SUCCESS;
 }
 
+void MegaQueueDevice::allocate(uint64_t& address, uint64_t bytes) {
+    must(m_driver.memory_allocate(&address, bytes), "cuMemAlloc");
+    ++m_traffic.allocations;
+}
+
+void* MegaQueueDevice::allocate_host(uint64_t bytes, unsigned flags) {
+    void* memory = nullptr;
+    must(m_driver.host_allocate(&memory, bytes, flags), "cuMemHostAlloc");
+    ++m_traffic.allocations;
+    return memory;
+}
+
 void MegaQueueDevice::allocate_edges(uint64_t count) {
     count = std::min<uint64_t>(count, MEGA_CLOSED - 1);
     if (m_room.edges) m_driver.memory_free(m_room.edges);
     m_room.edges = 0;
-    must(m_driver.memory_allocate(&m_room.edges, count * MegaQueueLayout::EDGE_BYTES), "cuMemAlloc");
+    allocate(m_room.edges, count * MegaQueueLayout::EDGE_BYTES);
     m_room.edges_count = count;
 }
 

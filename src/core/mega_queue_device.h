@@ -72,6 +72,8 @@ class MegaQueueDevice final : public MegaQueueWorkers {
   private:
     bool check(CUresult code, const char* call);
     void must(CUresult code, const char* call);
+    void allocate(uint64_t& address, uint64_t bytes);
+    void* allocate_host(uint64_t bytes, unsigned flags);
     void allocate_edges(uint64_t count);
     void make_empty();
     void make_launch();

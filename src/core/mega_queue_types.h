@@ -182,6 +182,7 @@ struct MegaOpTotals {
 struct MegaQueueTraffic {
     uint64_t uploaded_bytes = 0, read_back_bytes = 0;
     uint64_t reads = 0;                // copies that were made to look at something
+    uint64_t allocations = 0;          // pieces of memory for tables and for what is shared with the host
     uint64_t launches = 0;
     uint64_t syncs = 0;                // waits for a stream or for room, beside those for submissions and workers
 };

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counter_table import check_counters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import COLUMNS, MIX, ROWS, Launch, by_themselves, drawn, launches, planned
@@ -1229,6 +1230,32 @@ def test_a_report_knows_who_wrote_last_to_parts_of_a_buffer(cache: KernelCache) 
     assert report.flow.direct(3) == [1, 2]
     assert report.flow.given_to(0) == ["x"]
     assert report.flow.given_to(3) == []
+
+
+def test_counters_are_measured_where_the_documentation_says(cache: KernelCache) -> None:
+    reports = {
+        option: chain(3).prepare("CPU", "megakernel", cache=cache, workers=2, **options)().report
+        for option, options in (("", {}), ("`trace=True`", {"trace": True}))
+    }
+    check_counters("plan, CPU", reports)
+    nothing = {"bytes_moved", "resident_allocations", "readback_buffers"}
+    assert {name: getattr(reports[""].telemetry, name) for name in nothing} == dict.fromkeys(
+        nothing, 0
+    )
+
+
+def test_a_plan_is_compiled_and_planned_for_its_first_run(tmp_path: Path) -> None:
+    plan = Plan("counted")
+    n = plan.variable("n", 1, 400)
+    x, y = plan.buffer("x", n, "f32"), plan.buffer("y", n, "f32")
+    plan.launch(ADD_ONE, x=x, y=y, n=n)
+    for is_compiled in (False, True):
+        cache = KernelCache(tmp_path / "cache")
+        prepared = plan.prepare("CPU", "megakernel", cache=cache, workers=2)
+        found = [prepared(n=value).report.telemetry for value in (40, 40, 400)]
+        assert [each.compiled_cache_hit for each in found] == [is_compiled, True, True]
+        assert [each.resident_cache_hit for each in found] == [False, True, False]
+        assert [each.kernel_launches for each in found] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("limit", [None, 60])

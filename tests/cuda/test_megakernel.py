@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counter_table import check_counters
 
 import brickline as bl
+from brickline.cache import KernelCache
 from brickline.errors import DeadlineReached, LaunchError, PlanError
 from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel, Param, Scalar
@@ -317,6 +319,44 @@ def test_a_watched_run_is_one_launch_whose_workers_take_the_times(clock: str) ->
     assert prepared().report.spans is None  # type: ignore[union-attr]
     assert (prepared.read("w") == 3).all()
     profiler.close()
+
+
+def test_counters_are_measured_where_the_documentation_says() -> None:
+    reports = {}
+    for option, options in (("", {}), ("`trace=True`", {"trace": True})):
+        report = filled(chain(3), "megakernel", **options)().report
+        assert report is not None
+        reports[option] = report
+    check_counters("plan, CUDA", reports)
+    plain, traced = (reports[option].telemetry for option in ("", "`trace=True`"))
+    assert plain.readback_buffers == 3, "progress, faults and what was executed"
+    assert traced.readback_buffers == 4
+    assert traced.bytes_read_back is not None
+    assert plain.bytes_read_back is not None
+    assert traced.bytes_read_back > plain.bytes_read_back > 0
+
+
+def test_a_plan_is_compiled_and_allocated_for_its_first_run(tmp_path: Path) -> None:
+    plan = Plan("counted")
+    n = plan.variable("n", 1, 1 << 16)
+    x, y = plan.buffer("x", n, "f32"), plan.buffer("y", n, "f32")
+    plan.launch(ADD_ONE, x=x, y=y, n=n)
+    for is_compiled in (False, True):
+        cache = KernelCache(tmp_path / "cache")
+        prepared = plan.prepare("CUDA:0", "megakernel", cache=cache)
+        found = []
+        for value in (64, 64, 1 << 16):
+            prepared(n=value).synchronize()
+            assert prepared.report is not None
+            found.append(prepared.report.telemetry)
+        assert [each.compiled_cache_hit for each in found] == [is_compiled, True, True]
+        assert [each.resident_cache_hit for each in found] == [False, True, False]
+        first, second, third = (each.resident_allocations or 0 for each in found)
+        assert first == 7, "counters, faults, stopped, progress, stop, tables, executed"
+        assert second == 0
+        assert third <= 2, "tables and executed may need more room"
+        uploaded = [each.bytes_uploaded or 0 for each in found]
+        assert uploaded[0] > uploaded[1], "tables are copied once"
 
 
 def test_a_watched_run_tells_parts_where_they_are_recorded(tmp_path: Path) -> None:

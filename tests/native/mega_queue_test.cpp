@@ -232,8 +232,12 @@ void check_random(Random& random, uint32_t workers, uint32_t slots, uint32_t cou
         if (chosen.is_recorded) check_equal(engine.records().size(), executed, "items recorded");
         if (chosen.has_lineage) check_equal(engine.accesses().ends.size(), count, "what each submission touches");
         if (chosen.is_recorded) check_equal(engine.waits().ends.size(), count, "whom each submission waits for");
+        const uint64_t allocations = engine.traffic().allocations;
+        if (g_is_on_device && period == 0) check(allocations >= 4, "memory that is allocated for a queue is counted");
+        if (!g_is_on_device) check_equal(allocations, 0u, "memory of a device");
         engine.begin_again();
         check_equal(engine.totals().published, 0u, "a new period is empty");
+        check_equal(engine.traffic().allocations, 0u, "what was allocated belongs to the period before");
     }
 }
 

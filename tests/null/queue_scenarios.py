@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counter_table import check_counters
 
+from brickline.cache import KernelCache
 from brickline.errors import QueueError, UsageError
 from brickline.executor.megakernel.queue import Megakernel
 from brickline.executor.megakernel.queue_report import RECORD
@@ -192,6 +194,38 @@ def test_every_block_is_an_item(side: Side) -> None:
     assert report.op_work_ns is not None
     assert report.op_work_ns[0] > 0
     assert report.telemetry.execution_mode == side.mode
+
+
+def test_counters_are_measured_where_the_documentation_says(side: Side) -> None:
+    x, y = side.ones(1000), side.floats(1000)
+    reports = {}
+    for option, options in (
+        ("", {}),
+        ("`trace=True`", {"trace": True}),
+        ("`memory_budget=`", {"memory_budget": 1 << 32}),
+    ):
+        with side.mega([SCALE], **options) as mega:
+            mega.submit("scale", {"x": x}, {"y": y}, {"n": 1000, "by": 2.0})
+            reports[option] = mega.drain()
+    check_counters(f"queue, {side.device.partition(':')[0]}", reports)
+
+
+def test_a_queue_is_compiled_and_allocated_for_its_first_report(side: Side, tmp_path: Path) -> None:
+    x, y = side.ones(1000), side.floats(1000)
+    for is_compiled in (False, True):
+        cache = KernelCache(tmp_path / "cache")
+        with side.mega([SCALE], cache=cache) as mega:
+            found = []
+            for _ in range(2):
+                mega.submit("scale", {"x": x}, {"y": y}, {"n": 1000, "by": 2.0})
+                found.append(mega.drain().telemetry)
+        first, second = found
+        assert (first.compiled_cache_hit, second.compiled_cache_hit) == (is_compiled, True)
+        assert (first.resident_cache_hit, second.resident_cache_hit) == (False, True)
+        assert first.kernel_launches
+        assert (first.resident_allocations, second.resident_allocations) == (
+            (0, 0) if side.device == "CPU" else (4, 0)
+        )
 
 
 def test_a_submission_waits_for_what_it_reads_and_overwrites(side: Side) -> None:

@@ -158,6 +158,7 @@ class PreparedPlan:
         self._launches = plan.launches
         self.cache = KernelCache() if cache is None else cache
         """Where its kernels were compiled."""
+        self._compilations = self.cache.statistics.compilations
         self._kernels = _compiled(self.cache, self._launches, device)
         """What keeps the code loaded."""
         self._memory = PlanMemory(
@@ -216,6 +217,7 @@ class PreparedPlan:
             mega,
             self._values,
             sum(buffer.nbytes for buffer in self._memory.buffers),
+            self._compilations,
             held=(self._kernels, self._memory),
         )
 

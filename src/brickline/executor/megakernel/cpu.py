@@ -88,8 +88,14 @@ class CpuEngine(ProgramTables):
         return self._core.is_dead
 
     def telemetry(self) -> dict[str, int]:
-        """Return what the last run moved: nothing, memory is the host's."""
-        return {"bytes_uploaded": 0, "bytes_read_back": 0}
+        """Return what the last run moved and allocated: nothing, memory is the host's."""
+        return {
+            "bytes_uploaded": 0,
+            "bytes_read_back": 0,
+            "readback_buffers": 0,
+            "resident_allocations": 0,
+            "kernel_launches": 1,
+        }
 
     def _table(self, name: str) -> bytes:
         return bytes(self._core.table(name))

@@ -85,6 +85,7 @@ class CudaEngine(ProgramTables):
         ring: bool = True,
     ) -> None:
         self._device = device
+        self._allocations = 0
         self._launches = launches
         self._where = where
         self._trace = trace
@@ -113,8 +114,8 @@ class CudaEngine(ProgramTables):
         self._counters = self._zeros(2 * len(launches) * COUNTER_WORDS)
         self._faults = self._zeros(2 * len(launches))
         self._stopped = self._zeros(1)
-        self._progress = self._device.allocate_mapped(self.workers * PROGRESS.itemsize)
-        self._stop = self._device.allocate_mapped(64)
+        self._progress = self._mapped(self.workers * PROGRESS.itemsize)
+        self._stop = self._mapped(64)
         self._tables: Buffer | None = None
         self._records: Buffer | None = None
         self._executed: Buffer | None = None
@@ -127,6 +128,9 @@ class CudaEngine(ProgramTables):
         self._is_behind = False
         self._was_asked = False
         self._uploaded_before = 0
+        self._read: dict[str, NDArray[Any]] = {}
+        self._counted = self._allocated = 0
+        self._is_resident = self._was_resident = False
         self._outcome: dict[str, Any] | None = None
 
     def _check_registers(
@@ -142,8 +146,13 @@ class CudaEngine(ProgramTables):
                 raise refusal("MK103", f"{where}, {launch}", got)
 
     def _zeros(self, words: int) -> Buffer:
+        self._allocations += 1
         zeros: Buffer = self._device.zeros((words,), "u32")
         return zeros
+
+    def _mapped(self, nbytes: int) -> Any:
+        self._allocations += 1
+        return self._device.allocate_mapped(nbytes)
 
     # ------------------------------------------------------------------------------------- running
 
@@ -166,6 +175,9 @@ class CudaEngine(ProgramTables):
             self._stop.bytes[:] = 0
             self._is_unclear = False
         self._progress.bytes[:] = 0
+        self._read = {}
+        self._allocated, self._counted = self._allocations - self._counted, self._allocations
+        self._was_resident, self._is_resident = self._is_resident, True
         self._uploaded_before = self._core.facts()["uploaded_bytes"]
         _, code, _ = self._core.run(stream, deadline_ns, GRACE_NS if deadline_ns else 0, delay_seed)
         self._begin_ns = _core.monotonic_ns()
@@ -238,11 +250,13 @@ class CudaEngine(ProgramTables):
             }
         )
         self._is_unclear = True  # counters that an earlier structure used may not be zero
+        self._is_resident = False
         self._placed = facts["structure_version"]
 
     def _room(self, buffer: Buffer | None, nbytes: int) -> Buffer:
         if buffer is not None and buffer.nbytes >= nbytes:
             return buffer
+        self._allocations += 1
         fresh: Buffer = self._device.allocate((max(nbytes, 1),), "u8")
         return fresh
 
@@ -328,9 +342,16 @@ class CudaEngine(ProgramTables):
         """Return the first fault of each launch."""
         if self.is_dead:
             return np.zeros(len(self._launches), FAULT)
-        found = self._device.to_numpy(self._faults).view(FAULT).copy()
+        found = self._read_back("faults", self._faults).view(FAULT).copy()
         found["block"] = np.where(found["code"] != 0, ~found["block"], 0)
         return np.asarray(found)
+
+    def _read_back(self, name: str, buffer: Buffer) -> NDArray[Any]:
+        """Return what the last run left in a buffer; it is copied once."""
+        found = self._read.get(name)
+        if found is None:
+            found = self._read[name] = self._device.to_numpy(buffer)
+        return found
 
     def items_done(self) -> NDArray[Any]:
         """Return how many items of each launch are done: executed without a fault."""
@@ -338,7 +359,7 @@ class CudaEngine(ProgramTables):
         if self.is_dead or self._executed is None:
             return counts
         _, lists = self.lists()
-        told = self._device.to_numpy(self._executed).view(np.uint32)[: len(lists)]
+        told = self._read_back("executed", self._executed).view(np.uint32)[: len(lists)]
         executed = np.where(told == NO_TASK, self._shares(), told)
         reached = self._reached()
         np.add.at(counts, lists[reached], executed[reached])
@@ -380,7 +401,7 @@ class CudaEngine(ProgramTables):
         if not self._trace or self._records is None or self.is_dead:
             return None
         begin, _ = self.lists()
-        rows = self._device.to_numpy(self._records).view(RECORD)
+        rows = self._read_back("records", self._records).view(RECORD)
         progress = self.progress()
         counts = progress["position"] + (progress["blocks"] > 0)  # with the part that was left
         return [rows[first : first + count] for first, count in zip(begin, counts, strict=False)]
@@ -408,10 +429,14 @@ class CudaEngine(ProgramTables):
         return np.where(tasks["flags"] & JOINED, before, -1)
 
     def telemetry(self) -> dict[str, int]:
-        """Return what the last run moved and launched."""
+        """Return what the last run moved, allocated and launched, and what was read of it so far."""
+        read = [self._progress.bytes, *self._read.values()]
         return {
             "bytes_uploaded": self._core.facts()["uploaded_bytes"] - self._uploaded_before,
-            "bytes_read_back": self._progress.bytes.nbytes,
+            "bytes_read_back": sum(each.nbytes for each in read),
+            "readback_buffers": len(read),
+            "resident_allocations": self._allocated,
+            "resident_cache_hit": self._was_resident,
             "kernel_launches": 1,
         }
 

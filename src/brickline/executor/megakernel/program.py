@@ -45,6 +45,7 @@ class ProgramExecutor:
         options: What was asked for.
         values: Of the plan's variables at the next run; the plan changes them.
         memory_bytes: Of all buffers.
+        compilations: How many the cache had made before this plan asked it for anything.
         held: What items use: code and memory.
     """
 
@@ -59,6 +60,7 @@ class ProgramExecutor:
         options: MegakernelOptions,
         values: Mapping[str, int | float],
         memory_bytes: int,
+        compilations: int,
         held: object,
     ) -> None:
         began = time.perf_counter_ns()
@@ -93,6 +95,9 @@ class ProgramExecutor:
         self._planned_ns = time.perf_counter_ns() - began
         """Time of planning that belongs to the next run."""
         self._plan_ns = 0
+        self._is_compiled = cache.statistics.compilations > compilations
+        """Whether something was compiled for the next run."""
+        self._was_compiled = False
 
     def _made(self) -> CpuEngine | CudaEngine:
         options = self.options
@@ -167,6 +172,7 @@ class ProgramExecutor:
             self._prove()
             self._planned_ns += time.perf_counter_ns() - began
         self._plan_ns, self._planned_ns = self._planned_ns, 0
+        self._was_compiled, self._is_compiled = self._is_compiled, False
         if self.options.lineage:  # a report may be made when the values are others
             self._ran_with = dict(self._values)
         self._ran = True
@@ -315,7 +321,9 @@ class ProgramExecutor:
             flow=flow,
             outputs=outputs,
             telemetry={
-                **engine.telemetry(),
+                "resident_cache_hit": not self._plan_ns,
+                **engine.telemetry(),  # of a device, tables may be placed anew for other reasons
+                "compiled_cache_hit": not self._was_compiled,
                 "sync_points": 1,
                 "execution_mode": engine.execution_mode,
                 "peak_memory_bytes": self._memory_bytes,

@@ -169,7 +169,7 @@ class Megakernel:
         before = compiler.statistics.compilations
         self._ops = place.compile(kernels, compiler)
         self._is_warm = compiler.statistics.compilations == before
-        self._profiler, self._reports = profiler, 0
+        self._profiler, self._reports, self._has_reported = profiler, 0, False
         self._trace = recorded
         self._retries = (tuple(codes), limit)
         self._held = Held()
@@ -591,7 +591,7 @@ class Megakernel:
                 self._reports += 1
             core.begin_again()
             self._feed.period = Period()
-            self._is_warm = True
+            self._has_reported = True
         self._feed.release()
         return made
 
@@ -615,7 +615,9 @@ class Megakernel:
                 "kernel_launches": period.launches + traffic["launches"],
                 "sync_points": core.totals()["waits"] + traffic["syncs"],
                 "readback_buffers": traffic["reads"],
-                "compiled_cache_hit": self._is_warm,
+                "resident_allocations": traffic["allocations"],
+                "compiled_cache_hit": self._is_warm or self._has_reported,
+                "resident_cache_hit": self._has_reported and not traffic["allocations"],
                 "execution_mode": self._place.execution_mode,
                 "capacity": self.slots,
                 "peak_memory_bytes": core.tables_bytes + period.peak_bytes,
