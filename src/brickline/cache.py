@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brickline.device.base import Compiled, Device, Program, open_device
-from brickline.errors import CacheError, CompileError, UsageError
+from brickline.errors import CacheError, CacheUnavailable, CompileError, UsageError
 from brickline.kernel import Kernel
 from brickline.kernel_entries import Entry
 from brickline.kernel_files import Removed
-from brickline.kernel_store import EntryInfo, KernelStore
+from brickline.kernel_store import EntryInfo, KernelStore, callers_level
 from brickline.launching import make_launcher
 from brickline.symbolic import Expr
 
@@ -107,7 +107,8 @@ class KernelCache:
 
     Args:
         directory: Where compiled code is kept. Default: ``$BRICKLINE_CACHE``, else the user's cache
-            directory. None with ``disk=False``.
+            directory. None with ``disk=False``, and where it cannot be made: then a RuntimeWarning
+            says so, and kernels are kept in memory alone.
         max_bytes: Most bytes on disk. Default 1 GiB.
         memory_bytes: Most bytes of code kept in memory beside what is in use. Default 256 MiB.
         disk: Whether to use a disk at all. Default True.
@@ -129,7 +130,7 @@ class KernelCache:
             raise UsageError(
                 f"memory_bytes: expected a whole number from 0 on, got {memory_bytes!r}"
             )
-        self._store = KernelStore(directory, max_bytes) if disk else None
+        self._store = _store_in(directory, max_bytes) if disk else None
         self._memory_bytes = memory_bytes
         self._reset()
         _caches.add(self)
@@ -361,6 +362,16 @@ class KernelCache:
             _, dropped = self._recent.popitem(last=False)
             self._nbytes -= dropped.nbytes
             self._counts["evictions"] += 1
+
+
+def _store_in(directory: str | os.PathLike[str] | None, max_bytes: int) -> KernelStore | None:
+    """Return the store, or None where its directory cannot be made: a cache is worth no failure."""
+    try:
+        return KernelStore(directory, max_bytes)
+    except CacheUnavailable as error:
+        words = f"kernels are kept in memory alone: {error}"
+        warnings.warn(words, RuntimeWarning, stacklevel=callers_level())
+        return None
 
 
 def _compiled_from_entry(entry: Entry) -> Compiled:

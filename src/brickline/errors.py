@@ -23,6 +23,7 @@
     │   └── RunVersion            written by a newer brickline
     ├── CompileError              the compiler refused a source; its words are in the message
     ├── CacheError                a cache directory that cannot be trusted or used
+    │   └── CacheUnavailable      there is none, and none can be made
     ├── ProcessError              a process that is gone, not ours, or records nothing
     ├── DeviceHung                an item of a megakernel never returned; its engine is dead
     ├── ExportError               an export that could not be written, sent or served
@@ -123,6 +124,10 @@ class CompileError(BricklineError):
 
 class CacheError(BricklineError):
     """A cache directory cannot be trusted or used."""
+
+
+class CacheUnavailable(CacheError):  # noqa: N818
+    """There is no cache directory, and none can be made; `KernelCache` then does without."""
 
 
 class ProcessError(BricklineError):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brickline.errors import CacheError, UsageError
+from brickline.errors import CacheError, CacheUnavailable, UsageError
 from brickline.kernel_entries import (
     MAX_ENTRY_BYTES,
     Damaged,
@@ -92,7 +92,7 @@ def default_directory() -> Path:
     """Return `$BRICKLINE_CACHE`, else `brickline/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
-        CacheError: if none of them is set and the user has no home.
+        CacheUnavailable: if none of them is set and the user has no home.
     """
     chosen = os.environ.get("BRICKLINE_CACHE", "")
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -101,7 +101,7 @@ def default_directory() -> Path:
             return Path(chosen).expanduser()
         cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     except RuntimeError as error:
-        raise CacheError(
+        raise CacheUnavailable(
             f"expected a home directory for the kernel cache, found none ({error}); "
             "set BRICKLINE_CACHE to an absolute path"
         ) from None
@@ -133,8 +133,9 @@ class KernelStore:
 
         Raises:
             UsageError: if the directory is no path or `max_bytes` no whole number above 0.
-            CacheError: if the directory cannot be made or read, is another user's, can be written
-                to by others, holds something else, or is no store and none is to be made.
+            CacheUnavailable: if the directory cannot be made or reached.
+            CacheError: if it cannot be read, is another user's, can be written to by others, holds
+                something else, or is no store and none is to be made.
         """
         if not _is_whole(max_bytes) or max_bytes < 1:
             raise UsageError(f"expected max_bytes as a whole number above 0, got {max_bytes!r}")
@@ -336,7 +337,7 @@ class KernelStore:
         """Warn once about a thing. One dictionary call decides, so threads need no lock."""
         mine = object()
         if self._noted.setdefault(about, mine) is mine:
-            warnings.warn(message, RuntimeWarning, stacklevel=_callers_level())
+            warnings.warn(message, RuntimeWarning, stacklevel=callers_level())
 
     def _note_unreadable(self, key: str, path: str, error: OSError) -> None:
         self._note(key, f"cannot read {path}: {error.strerror}; it counts as missing")
@@ -381,7 +382,7 @@ def _check_seconds(name: str, value: object) -> None:
     raise UsageError(f"expected {name} of at least 0, in seconds, got {value!r}")
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """Return the stacklevel, for who calls this, of the first frame outside of the package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):

@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from brickline.errors import CacheError, UsageError
+from brickline.errors import CacheError, CacheUnavailable, UsageError
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -32,7 +32,8 @@ def trusted_directory(
 
     Raises:
         UsageError: if it is no path.
-        CacheError: if it cannot be made or found, is another user's, or others can write to it.
+        CacheUnavailable: if it cannot be made or reached.
+        CacheError: if it is not found, is another user's, or others can write to it.
     """
     given = _absolute(directory)
     real, me = os.path.realpath(given), os.geteuid()
@@ -45,7 +46,7 @@ def trusted_directory(
             raise CacheError(
                 f"expected a directory, found nothing - at {given}; {advice}"
             ) from None
-        raise CacheError(
+        raise CacheUnavailable(
             f"cannot use the cache directory {given}: {error.strerror}; {advice}"
         ) from error
     if not stat.S_ISDIR(found.st_mode):

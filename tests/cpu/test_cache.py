@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ from brickline.device.base import Compiled, open_device
 from brickline.device.null import NullDevice
 from brickline.errors import CacheError, CompileError, DeviceError, UsageError
 from brickline.kernel import Kernel, Param, Scalar
+from brickline.kernels.catalog import residual
 
 CPU = open_device("CPU")
 REAL = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
@@ -731,6 +733,103 @@ def test_a_directory_without_room_for_entries(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="going on without"):
         assert value_of(cache.get_or_compile(constant(8))) == 8
     assert list(cache.entries()) == []
+
+
+def double(way: str) -> None:
+    """Run a kernel in one of all ways, with the user's cache."""
+    x, y = np.ones(8, np.float32), np.zeros(8, np.float32)
+    if way == "cache":
+        cache = KernelCache()
+        for _ in range(2):
+            cache.get_or_compile(residual(), "CPU").launch(x, x, y, 8)
+        assert cache.statistics.compilations == 1
+        assert list(cache.entries()) == []
+    elif way == "queue":
+        with bl.Megakernel("CPU", [residual()], workers=1) as mega:
+            mega.submit("residual", {"a": x, "b": x}, {"y": y}, {"n": 8})
+            mega.drain()
+    else:
+        plan = bl.Plan("doubled")
+        plan.launch(residual(), a=x, b=x, y=y, n=8)
+        plan.prepare("CPU", way)()
+    assert y.tolist() == [2] * 8, way
+
+
+WAYS = ("cache", "serial", "parallel", "megakernel", "queue")
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["BRICKLINE_CACHE", "XDG_CACHE_HOME", "HOME"])
+def test_a_cache_directory_that_cannot_be_made_disables_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for other in ("BRICKLINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "file" / "below"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        double(way)
+    (warning,) = caught
+    assert warning.category is RuntimeWarning
+    words = "kernels are kept in memory alone: cannot use the cache directory "
+    assert str(warning.message).startswith(f"{words}{tmp_path / 'file' / 'below'}")
+    assert "Not a directory; choose another directory with BRICKLINE_CACHE" in str(warning.message)
+    assert warning.filename == __file__, "it points at the call"
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_cache_without_its_directory_is_one_without_a_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(RuntimeWarning, match="; name another directory, or do without a disk"):
+        cache = KernelCache(tmp_path / "file" / "below")
+    assert cache.directory is None
+    assert (cache.gc(), cache.clear(), list(cache.entries())) == (None, None, [])
+    device = Fake()
+    assert cache.get_or_compile(numbered(1), device) is cache.get_or_compile(numbered(1), device)
+    assert device.compiled == 1
+
+
+AS_NOBODY = """
+import os, warnings
+import brickline as bl
+from brickline.kernels.catalog import residual
+{double}
+directory = sys.argv[1]
+os.environ["BRICKLINE_CACHE"] = directory + "/warm"  # what is imported late is imported now
+for way in {ways}[1:]:
+    double(way)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+for place in ("closed/new/cache", "closed"):
+    os.environ["BRICKLINE_CACHE"] = directory + "/" + place
+    for way in {ways}:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            double(way)
+        said = [str(each.message) for each in caught]
+        assert len(said) == 1, (place, way, said)
+        assert "Permission denied" in said[0], (place, way, said)
+print("done")
+"""
+
+
+@needs_compiler
+def test_a_read_only_directory_disables_the_disk() -> None:
+    code = AS_NOBODY.format(double=inspect.getsource(double), ways=WAYS)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        closed = Path(directory) / "closed"
+        closed.mkdir(mode=0o500)
+        if os.geteuid() == 0:
+            os.chown(closed, 65534, 65534)
+        try:
+            assert finish(python(code, directory)) == "done\n"
+        finally:
+            closed.chmod(0o700)
 
 
 def test_foreign_directories_are_refused(tmp_path: Path) -> None:

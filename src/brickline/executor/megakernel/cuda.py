@@ -429,7 +429,7 @@ class CudaEngine(ProgramTables):
         return np.where(tasks["flags"] & JOINED, before, -1)
 
     def telemetry(self) -> dict[str, int]:
-        """Return what the last run moved, allocated and launched, and what was read of it so far."""
+        """Return what the last run moved and allocated, and what was read of it so far."""
         read = [self._progress.bytes, *self._read.values()]
         return {
             "bytes_uploaded": self._core.facts()["uploaded_bytes"] - self._uploaded_before,
