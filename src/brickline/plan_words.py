@@ -43,11 +43,20 @@ def explain_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def check_has_launches(plan: Plan) -> None:
+    """Refuse a plan that has nothing to run.
+
+    Raises:
+        PlanError: It has no launches.
+    """
+    if not plan.launches:
+        raise PlanError(f"plan {plan.name} has no launches; add some with plan.launch")
+
+
 def explain_pair(plan: Plan, first: int, second: int) -> str:
     """Say whether two launches may overlap, and why not."""
+    check_has_launches(plan)
     launches = plan.launches
-    if not launches:
-        raise PlanError(f"plan {plan.name} has no launches; add some with plan.launch")
     numbers = []
     for given in (first, second):
         number = integer_of(given)

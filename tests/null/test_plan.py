@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brickline.errors import PlanError
+from brickline.executor.prepared import EXECUTORS
 from brickline.hazards import HazardKind
 from brickline.kernel import Kernel, Param, Scalar
 from brickline.kernels.catalog import residual, rms_norm
@@ -623,9 +624,11 @@ def test_what_prepare_refuses(made: Made, options: dict[str, Any], words: str) -
         made.plan.prepare("NULL", **options)
 
 
-def test_an_empty_plan_is_not_prepared(made: Made) -> None:
-    with pytest.raises(PlanError, match="has no launches"):
-        made.plan.prepare("NULL")
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("device", ["NULL", "CPU", "CUDA:0"])
+def test_an_empty_plan_is_not_prepared(made: Made, executor: str, device: str) -> None:
+    with pytest.raises(PlanError, match="plan made has no launches; add some"):
+        made.plan.prepare(device, executor)
 
 
 def test_a_plan_that_grows_does_not_disturb_what_was_prepared(made: Made) -> None:

@@ -38,6 +38,7 @@ from brickline.megakernel_report import MegakernelReport
 from brickline.plan import Plan
 from brickline.plan_arguments import checked_number
 from brickline.plan_launches import FloatVariable, Launch, alignments, written_storages
+from brickline.plan_words import check_has_launches
 from brickline.symbolic_values import value_of
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def prepare(
         device: ``"CPU"``, ``"CUDA:n"``, or ``"NULL"``, which checks and executes nothing.
         executor: "serial", "parallel", "megakernel" or, on CUDA, "graph".
         bind: Memory by the name of a buffer of the plan. Default none: allocated, and zero.
-        cache: Where kernels are compiled. Default the user's cache.
+        cache: Where kernels are compiled. Default one in the user's cache directory.
         threads: Most threads of "parallel" on a CPU, or streams on CUDA. Default: all cores, 4
             streams.
         checked: Look for writes out of bounds after each launch; slow. Default False.
@@ -102,8 +103,7 @@ def prepare(
     """
     if executor not in EXECUTORS:
         raise PlanError(f"expected executor {', '.join(EXECUTORS)}, got {executor!r:.80}")
-    if not plan.launches:
-        raise PlanError(f"plan {plan.name} has no launches; add some with plan.launch")
+    check_has_launches(plan)
     check_options(f"plan {plan.name}", cache, checked, profiler, fingerprints)
     mega = MegakernelOptions.checked(
         f"plan {plan.name}",
