@@ -274,7 +274,10 @@ std::vector<MegaSubmissionRow> MegaQueueEngine::rows_now() {
 }
 
 MegaSubmissionState MegaQueueEngine::state_of(uint64_t submission) const {
-    if (submission < m->first) return MegaSubmissionState::Done;
+    if (submission < m->first) {
+        const auto found = m->lost.find(submission);
+        return found == m->lost.end() ? MegaSubmissionState::Done : found->second;
+    }
     if (submission >= next()) return MegaSubmissionState::Open;
     const MegaSubmissionRow& row = m->rows[submission - m->first];
     return row.state == MegaSubmissionState::Alias ? m->rows[row.alias].state : row.state;

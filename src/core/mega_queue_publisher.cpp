@@ -382,8 +382,11 @@ void MegaPublisher::cancel(const MegaQueue& tables) {
 }
 
 void MegaPublisher::forget() {
-    for (const MegaSubmissionRow& row : rows) {
-        if (row.state == MegaSubmissionState::Alias) totals.deduped_done += rows[row.alias].done;
+    for (uint32_t order = 0; order < rows.size(); ++order) {
+        const bool is_alias = rows[order].state == MegaSubmissionState::Alias;
+        const MegaSubmissionRow& row = rows[is_alias ? rows[order].alias : order];
+        if (is_alias) totals.deduped_done += row.done;
+        if (row.state != MegaSubmissionState::Done) lost.emplace_hint(lost.end(), first + order, row.state);
     }
     first += rows.size();
     rows.clear();

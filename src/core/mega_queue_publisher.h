@@ -61,6 +61,7 @@ class MegaPublisher {
     std::vector<MegaSubmissionRow> rows;  // by order
     MegaQueueReasons all_waits;           // where items are recorded
     MegaQueueAccesses all_accesses;       // where lineage is kept
+    std::map<uint64_t, MegaSubmissionState> lost;  // of submissions whose rows are gone, those that are not done
     std::vector<MegaItemFault> faults;
     std::vector<uint64_t> finished_batches;
     MegaQueueTotals totals;

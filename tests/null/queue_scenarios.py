@@ -710,6 +710,26 @@ def test_clear_cancels_what_remains(side: Side) -> None:
     assert side.read(z)[0] == 2
 
 
+def test_what_became_of_a_submission_is_known_after_its_report(side: Side) -> None:
+    tries, y, z = side.integers(2), side.floats(2), side.floats(2)
+    with side.mega() as mega:
+        with mega.batch():
+            bad = mega.submit("fail", writes=[tries, y], params=[9])
+            reader = mega.submit("scale", [y], [z], [2, 1.0])
+            again = mega.submit("scale", [y], [z], [2, 1.0])
+        good = mega.submit("scale", [side.floats(2)], [side.floats(2)], [2, 1.0])
+        assert mega.drain().tasks.alias.tolist() == [-1, -1, 1, -1]
+        gate, spun, number = side.spin(mega)
+        cancelled = mega.submit("scale", [spun], [side.floats(1)], [1, 1.0])
+        side.later(0.2, gate)
+        mega.clear()
+        found = [mega.wait(each) for each in (bad, reader, again, good, number, cancelled)]
+    assert found == [
+        *(TaskState.FAULTED, TaskState.SKIPPED, TaskState.SKIPPED, TaskState.DONE),
+        *(TaskState.DONE, TaskState.NOT_RUN),
+    ]
+
+
 def test_waiting_for_what_there_is_not(side: Side) -> None:
     with side.mega() as mega:
         with pytest.raises(QueueError, match="MK513"):

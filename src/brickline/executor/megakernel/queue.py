@@ -354,7 +354,8 @@ class Megakernel:
             timeout: Seconds. Default None: for ever.
 
         Returns:
-            What became of it; None where it is not finished when the time is up.
+            What became of it, also where an earlier report has it; None where it is not finished
+            when the time is up.
 
         Raises:
             QueueError: There is no such submission.
