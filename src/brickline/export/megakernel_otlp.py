@@ -291,7 +291,8 @@ def _picked(names: Sequence[str], bits: int) -> list[str]:
 
 
 def _metrics(proto: Proto, report: MegakernelReport, resource: Any) -> tuple[list[bytes], int]:
-    moment = (report.began_unix_ns or 0) + report.wall_time_ns
+    run_ns = report.backend_dispatch_ns or report.wall_time_ns  # that may hold earlier planning
+    moment = (report.began_unix_ns or 0) + run_ns
     bodies, count = [], 0
     for family in families_of_megakernel(report):
         points = [

@@ -102,7 +102,10 @@ class CudaEngine(ProgramTables):
         self._check_registers(launches, kernels, where)
         sources = {op: launch.kernel for op, launch in zip(ops, launches, strict=True)}
         unit = _engine_kernel([sources[op] for op in range(len(sources))], self.consumers)
+        began = time.perf_counter_ns()
         self.compiled = cache.get_or_compile(unit, device)
+        self.compile_ns = time.perf_counter_ns() - began
+        """Time to compile it, or to find it compiled; planning is something else."""
         written = written_storages(launches)
         self.streams = [row_stream(launch, written) if ring else None for launch in launches]
         deduped = all_run(launches) if deduped is None else deduped

@@ -84,6 +84,7 @@ class ProgramExecutor:
         self._op_names = [kernel for _, kernel in places.values()]
         self.deduped: Deduped = find_deduped(launches) if options.dedupe else all_run(launches)
         self.regions: Regions = find_regions(launches, self.deduped)
+        self._compile_ns = 0
         self.engine = self._made()
         self._prover = Prover(launches, self.deduped.computed_by)
         self._proved = 0
@@ -93,7 +94,7 @@ class ProgramExecutor:
         if not self.engine.refresh():
             self._prove()
         self._planned_ns = time.perf_counter_ns() - began
-        """Time of planning that belongs to the next run."""
+        """Time of planning that belongs to the next run, with that of compiling."""
         self._plan_ns = 0
         self._is_compiled = cache.statistics.compilations > compilations
         """Whether something was compiled for the next run."""
@@ -102,7 +103,7 @@ class ProgramExecutor:
     def _made(self) -> CpuEngine | CudaEngine:
         options = self.options
         if self._device.kind == _CUDA:
-            return CudaEngine(
+            engine = CudaEngine(
                 self._core,
                 self._launches,
                 self._kernels,
@@ -115,6 +116,8 @@ class ProgramExecutor:
                 workers=options.workers,
                 trace=options.trace,
             )
+            self._compile_ns += engine.compile_ns
+            return engine
         return CpuEngine(
             self._core,
             self._launches,
@@ -171,7 +174,8 @@ class ProgramExecutor:
         if self._proved != self.engine.structure_version:
             self._prove()
             self._planned_ns += time.perf_counter_ns() - began
-        self._plan_ns, self._planned_ns = self._planned_ns, 0
+        self._plan_ns = self._planned_ns - self._compile_ns
+        self._planned_ns = self._compile_ns = 0
         self._was_compiled, self._is_compiled = self._is_compiled, False
         if self.options.lineage:  # a report may be made when the values are others
             self._ran_with = dict(self._values)
