@@ -208,7 +208,7 @@ def profile_from_parts(
         name: what the profile is called.
         manifest: of the run, where there is one.
         peaks: of the machine, where they were measured.
-        problems: what could not be read. Default None: what the parts say of themselves.
+        problems: what was not read or recorded. Default None: what the parts say of themselves.
         is_live: whether it is still being recorded.
     """
     if problems is None:

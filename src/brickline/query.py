@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from brickline.errors import BricklineError, RunDamaged, UsageError
+from brickline.failures import problem_text
 from brickline.query_views import (
     GIVEN,
     TABLES,
@@ -330,7 +331,9 @@ def _notes(source: _Source) -> Iterator[str]:
     if source.is_live:
         yield f"{source.path} is still being recorded; this is what it held a moment ago"
     if source.run is not None:
-        yield from (f"{source.path}: not read: {problem}" for problem in source.run.problems)
+        yield from (
+            f"{source.path}: {problem_text(problem, 'not read')}" for problem in source.run.problems
+        )
     if source.is_empty:
         yield f"{source.path} is empty: no brick, step or launch was recorded into it"
 

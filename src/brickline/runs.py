@@ -22,7 +22,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,7 +37,8 @@ from brickline.circumstances import (
     git_dirty,
     merge_circumstances,
 )
-from brickline.errors import RunDamaged, RunError
+from brickline.errors import BricklineError, InternalError, RunDamaged, RunError
+from brickline.failures import failure_texts
 from brickline.run_directory import (
     FORMAT,
     MANIFEST,
@@ -312,8 +313,9 @@ class Run:
     path: Path
     manifest: Document
     parts: list[Part]
-    problems: list[RunError]
-    """What is damaged or cut off; everything else can be read."""
+    problems: list[BricklineError]
+    """What is damaged or cut off, and what broke inside brickline while it recorded, which is an
+    `InternalError`; everything else can be read."""
     joined: list[Document]
     """The documents of the processes that joined, in order of time."""
     processes: list[Document]
@@ -331,7 +333,7 @@ class Run:
         directory = resolved(path)
         manifest = read_manifest(directory)
         parts: list[Part] = []
-        problems: list[RunError] = []
+        problems: list[BricklineError] = []
         for spool in spools_of_run(directory):
             if not has_begun(spool):
                 continue
@@ -345,6 +347,7 @@ class Run:
         if problems and not parts:
             raise problems[0]
         joined = sorted(_joined_documents(directory), key=lambda one: str(one.get("created")))
+        problems += [InternalError(text) for text in _failures_in((manifest, *joined))]
         return cls(directory, manifest, parts, problems, joined, _process_lines(directory))
 
     @property
@@ -403,6 +406,23 @@ class Run:
             return publish_tables(self)
         except OSError:
             return None
+
+
+def failures_of_run(directory: Path) -> list[str]:
+    """Return what broke inside brickline while it recorded, a sentence for each kind.
+
+    Raises:
+        RunError: if the manifest cannot be read.
+    """
+    return list(_failures_in((read_manifest(directory), *_joined_documents(directory))))
+
+
+def _failures_in(documents: Iterable[Document]) -> Iterator[str]:
+    for document in documents:
+        facts = document.get("facts")
+        noted = facts.get("recording") if isinstance(facts, dict) else None
+        if isinstance(noted, dict):
+            yield from failure_texts(noted.get("failures"))
 
 
 def _joined_documents(directory: Path) -> Iterator[Document]:

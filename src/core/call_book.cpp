@@ -94,11 +94,12 @@ bool add_own(CallBookObject* book, PyObject* dict, bool weight, uint64_t trace, 
     return sound;
 }
 
-// What failed is counted by Python and never the model's problem.
+// What failed is kept by Python and never the model's problem.
 void report_failure(CallBookObject* book) {
     PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
+    if (value && trace) PyException_SetTraceback(value, trace);  // where it was raised
     PyObject* done = PyObject_CallOneArg(book->failed, value ? value : Py_None);
     if (!done) PyErr_Clear();
     Py_XDECREF(done);
@@ -169,6 +170,19 @@ void write_rows(FastSite* site, const OpenCall& call, uint32_t ordinal, int64_t 
     if (profiler->mode != Mode::Off) book->state->taken += 1;
 }
 
+// Leaves the tensors of a call that broke without fingerprints, and says that there may be others:
+// with some of them, what came of an input that is missing would look like the call's own doing.
+void hide_tensors(std::vector<OperandRow>& rows, uint64_t trace) {
+    for (OperandRow& row : rows) row.fingerprint = 0;
+    for (const uint32_t role : {0, 1}) {
+        OperandRow row{};
+        row.trace = trace;
+        row.role = role;
+        row.index = UNSEEN_INDEX;
+        rows.push_back(row);
+    }
+}
+
 uint32_t next_ordinal(PyObject* ordinals, PyObject* path) {
     PyObject* found = PyDict_GetItemWithError(ordinals, path);
     const unsigned long ordinal = found ? PyLong_AsUnsignedLong(found) : 0;
@@ -199,7 +213,8 @@ PyObject* fast_call(FastSite* site, HandleObject* handle, vectorcallfunc plain, 
     OpenCall call{book, around.place, PyLong_AsUnsignedLongLong(number), around.trace};
     Py_DECREF(number);
     const uint32_t ordinal = next_ordinal(call.place->ordinals, site->path);
-    if (!add_inputs(site, args, flagged, names, call.trace, inputs, rows)) report_failure(book);
+    bool is_whole = add_inputs(site, args, flagged, names, call.trace, inputs, rows);
+    if (!is_whole) report_failure(book);
     t_open_calls.push_back(call);
     const int64_t start_ns = now_ns(book->profiler);
     PyObject* result = nullptr;
@@ -214,7 +229,9 @@ PyObject* fast_call(FastSite* site, HandleObject* handle, vectorcallfunc plain, 
     if (!t_open_calls.empty() && t_open_calls.back().trace == call.trace) t_open_calls.pop_back();
     if (result && !(gather(book, result, 0, outputs) && add_all(book, outputs, call.trace, 1, rows))) {
         report_failure(book);
+        is_whole = false;
     }
+    if (!is_whole) hide_tensors(rows, call.trace);
     PyObject* shown = !outputs.empty() ? outputs[0] : !inputs.empty() ? inputs[0] : nullptr;
     write_rows(site, call, ordinal, start_ns, end_ns, !result, shown, rows);
     drop(inputs);

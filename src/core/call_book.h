@@ -10,6 +10,7 @@
 namespace brickline::hot {
 
 constexpr uint32_t PARAMETER_INDEX = 1000;  // operands from here on are a module's own
+constexpr uint32_t UNSEEN_INDEX = 999;      // stands for the tensors that could not be looked at
 
 // One call of a root. It is let go of under the GIL: by the calls inside it and by `CallBook.end`.
 struct CallPlace {

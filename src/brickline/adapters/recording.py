@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from brickline.bricks import BrickId
 from brickline.errors import UsageError
+from brickline.failures import failure_texts
 from brickline.profiler import BrickProfiler
 
 if TYPE_CHECKING:
@@ -176,11 +178,10 @@ class Recording:
             device=device_of(self.model),
         )
         self._recorder = Recorder(profiler, self.options)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._recorder.close)
             self._recorder.attach(self.model)
-        except BaseException:
-            self._recorder.close()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(
@@ -217,8 +218,13 @@ class Recording:
         """How often something could not be observed, by reason."""
         return dict(self._begun().unobserved)
 
+    @property
+    def failures(self) -> list[str]:
+        """What broke inside brickline meanwhile, a sentence for each kind; usually nothing."""
+        return list(failure_texts(self._begun().failures.documents()))
+
     def summary(self) -> str:
-        """Return what was recorded, and what could not be observed, as text."""
+        """Return what was recorded, what could not be observed and what failed, as text."""
         from brickline.adapters.torch_summary import summary_text
 
         return summary_text(self.facts, self.path)

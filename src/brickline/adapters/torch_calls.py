@@ -46,6 +46,9 @@ class Call:
         "enters",
         "gradients",
         "inputs",
+        "is_outermost",
+        "is_whole",
+        "is_written",
         "known",
         "operands",
         "ordinal",
@@ -72,6 +75,11 @@ class Call:
         self.start_ns = 0
         self.step: Any = None
         self.enters = False
+        self.is_outermost = False
+        """Whether a step of the run begins with it."""
+        self.is_whole = True
+        """Whether all its tensors could be looked at."""
+        self.is_written = False
 
 
 class ThreadState(threading.local):

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brickline.adapters.torch_sites import PARAMETER_INDEX
+from brickline.adapters.torch_sites import PARAMETER_INDEX, UNSEEN_INDEX
 from brickline.adapters.torch_tensors import Ledger
+from brickline.failures import FailureLog
 from brickline.profiler import BrickProfiler
 from brickline.traces import Operand
 
@@ -25,7 +26,7 @@ from brickline.traces import Operand
 class GradientCall:
     """The backward pass of one call."""
 
-    __slots__ = ("call", "end_ns", "operands", "parent", "start_ns", "task", "trace")
+    __slots__ = ("call", "end_ns", "is_whole", "operands", "parent", "start_ns", "task", "trace")
 
     def __init__(self, call: Any, parent: GradientCall | None) -> None:
         self.call = call
@@ -34,15 +35,23 @@ class GradientCall:
         self.task = -1
         self.start_ns = self.end_ns = 0
         self.operands: dict[tuple[int, int], Operand] = {}
+        self.is_whole = True
+        """Whether every gradient that arrived could be looked at."""
 
 
 class Gradients:
     """Hears of gradients and writes a trace for each call that has some."""
 
     def __init__(
-        self, profiler: BrickProfiler, ledger: Ledger, counts: Counter[str], state: Any
+        self,
+        profiler: BrickProfiler,
+        ledger: Ledger,
+        counts: Counter[str],
+        state: Any,
+        failures: FailureLog,
     ) -> None:
         self._profiler = profiler
+        self._failures = failures
         self._state = state
         self._ledger = ledger
         self._counts = counts
@@ -88,6 +97,13 @@ class Gradients:
     def _arrived(self, mine: GradientCall, role: int, index: int, gradient: Tensor) -> None:
         if self._closed or not isinstance(gradient, Tensor):
             return
+        try:
+            self._take(mine, role, index, gradient)
+        except Exception as error:
+            mine.is_whole = False
+            self._failures.record_failure("recording a gradient", error)
+
+    def _take(self, mine: GradientCall, role: int, index: int, gradient: Tensor) -> None:
         began_ns = self._profiler._now_ns()
         with self._lock:
             if not mine.trace:
@@ -95,8 +111,10 @@ class Gradients:
             if role == 0:
                 mine.call.site.gradients = mine
             self._state.observing = True
-            mine.operands[role, index] = self._ledger.operand(gradient, role, index)
-            self._state.observing = False
+            try:
+                mine.operands[role, index] = self._ledger.operand(gradient, role, index)
+            finally:
+                self._state.observing = False
             mine.end_ns = self._profiler._now_ns()
         self._profiler._spend(mine.end_ns - began_ns)
 
@@ -124,15 +142,22 @@ class Gradients:
     def _write(self, task: int) -> None:
         began_ns = self._profiler._now_ns()
         with self._lock:
-            for mine in self._open.pop(task, ()):
-                self._write_one(mine)
+            try:
+                for mine in self._open.pop(task, ()):
+                    self._write_one(mine)
+                self._ledger.flush()
+            except Exception as error:
+                self._failures.record_failure("writing the backward pass of a call", error)
             self.current = None
-            self._ledger.flush()
         self._profiler._spend(self._profiler._now_ns() - began_ns)
 
     def _write_one(self, mine: GradientCall) -> None:
         call = mine.call
         site = call.site
+        operands = mine.operands
+        if not mine.is_whole:  # what came of a gradient that is missing would look like its doing
+            operands = {key: each._replace(fingerprint=0) for key, each in operands.items()}
+            operands |= {(role, UNSEEN_INDEX): self._ledger.unseen(role) for role in (0, 1)}
         self._counts["backward calls"] += 1
         self._profiler.traces.write(
             mine.trace,
@@ -148,5 +173,5 @@ class Gradients:
             enqueue_ns=mine.start_ns or -1,
             start_ns=mine.start_ns or -1,
             end_ns=mine.end_ns or mine.start_ns or -1,
-            operands=[mine.operands[key] for key in sorted(mine.operands)],
+            operands=[operands[key] for key in sorted(operands)],
         )

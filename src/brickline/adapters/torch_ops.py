@@ -72,26 +72,37 @@ class OpMode:
         outside = not stack and not (in_backward and recorder.roots)
         if outside or recorder.state.observing or (stack and not stack[-1].site.recorded):
             return func(*args, **kwargs)
-        recorder.state.observing = True
-        try:
-            op = _Op(recorder, func, args, kwargs)
-        except Exception as error:  # never the model's problem
-            recorder.unobserved[f"ops ({type(error).__name__}: {error})"] += 1
-            recorder.state.observing = False
-            return func(*args, **kwargs)
-        recorder.state.observing = False
+        op = self._begin(func, args, kwargs)
         try:
             result = func(*args, **kwargs)
         except BaseException:
-            op.write(recorder, (), raised=True)
+            self._end(op, (), raised=True)
             raise
+        self._end(op, result)
+        return result
+
+    def _begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Op | None:
+        recorder = self._recorder
         recorder.state.observing = True
         try:
-            op.write(recorder, result)
-        except Exception as error:  # never the model's problem
-            recorder.unobserved[f"ops ({type(error).__name__}: {error})"] += 1
-        recorder.state.observing = False
-        return result
+            return _Op(recorder, func, args, kwargs)
+        except Exception as error:
+            recorder.failures.record_failure("recording the inputs of an op", error)
+            return None
+        finally:
+            recorder.state.observing = False
+
+    def _end(self, op: _Op | None, result: Any, *, raised: bool = False) -> None:
+        if op is None:
+            return
+        recorder = self._recorder
+        recorder.state.observing = True
+        try:
+            op.write(recorder, result, raised=raised)
+        except Exception as error:
+            recorder.failures.record_failure("recording the outputs of an op", error)
+        finally:
+            recorder.state.observing = False
 
 
 class _ThreadModes(threading.local):

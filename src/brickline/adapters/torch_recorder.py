@@ -2,7 +2,8 @@
 
 It watches the `forward` of every site and hears of each call before and after. Owns positions,
 ordinals and the nesting of calls in each thread; tensors are the ledger's matter, gradients and
-ops have modules of their own. It never raises into the model: what fails is counted.
+ops have modules of their own. It never raises into the model: what cannot be observed is counted,
+and what breaks here is kept in the run as a failure of brickline.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from brickline.adapters.torch_calls import Call, Place, Root, ThreadState, token
 from brickline.adapters.torch_gradients import Gradients
 from brickline.adapters.torch_keeping import Keeper
 from brickline.adapters.torch_ops import OpMode, dispatch_cost_ns
-from brickline.adapters.torch_rows import Rows, with_role
+from brickline.adapters.torch_rows import Rows, with_role, without_fingerprint
 from brickline.adapters.torch_sites import (
     PARAMETER_INDEX,
+    UNSEEN_INDEX,
     Site,
     forward_of,
     name_of,
@@ -34,6 +36,7 @@ from brickline.adapters.torch_sites import (
 from brickline.adapters.torch_tensors import Ledger, held_of
 from brickline.adapters.torch_values import flatten
 from brickline.errors import BricklineError, RunError
+from brickline.failures import FailureLog
 from brickline.profiler import BrickProfiler
 
 FULL_DISK = "calls of the model that are missing in whole or in part: the disk became full"
@@ -51,14 +54,15 @@ class Recorder:
         self.profiler = profiler
         self.options = options
         self.unobserved: Counter[str] = Counter()
+        self.failures = FailureLog(self._note_failures)
         self.counts: Counter[str] = Counter()
         self.state = ThreadState()
         self.roots: list[Root] = []
         run = profiler.path
         keeper = Keeper(run if run is not None else Path(), options.tensors, self.unobserved)
         self.rows = Rows(profiler)
-        self.ledger = Ledger(profiler.traces, self.rows, self.unobserved, keeper)
-        self.gradients = Gradients(profiler, self.ledger, self.counts, self.state)
+        self.ledger = Ledger(profiler.traces, self.rows, self.unobserved, self.failures, keeper)
+        self.gradients = Gradients(profiler, self.ledger, self.counts, self.state, self.failures)
         self._ops = OpMode(self) if options.level == "op" else None
         self._on_cuda = self._is_awake = False
         self._counts_before = _core.watch_counts()
@@ -150,7 +154,14 @@ class Recorder:
         return found
 
     def _failed(self, error: BaseException) -> None:
-        self.unobserved[f"tensors of a call ({type(error).__name__}: {error})"] += 1
+        self.failures.record_failure("recording the tensors of a call", error)
+
+    def _note_failures(self, documents: list[dict[str, Any]]) -> None:
+        """Put failures into the run at once: the process may be killed before `close`."""
+        writer = self.profiler._writer
+        if writer is not None and self._facts is None:
+            with suppress(RunError):  # a full disk; `close` tries again
+                writer.note(recording={"failures": documents})
 
     def detach(self, root: Root) -> None:
         """Watch a model no more."""
@@ -190,21 +201,31 @@ class Recorder:
 
     def _begin_root(self, site: Site, args: Any, kwargs: Any, compiled: bool) -> Any:
         """Begin a step; give False where the call is not to be recorded."""
-        began_ns = self._now()
-        place = self._place(site)
-        if place is None:
-            return False
-        call = Call(site, place, 0)
-        self.state.stack.append(call)
-        self.counts["root calls"] += 1
-        call.step = self._begin_step(args, kwargs)
-        self.profiler._spend(self._now() - began_ns)
-        return call
+        call = None
+        try:
+            began_ns = self._now()
+            place = self._place(site)
+            if place is None:
+                return False
+            call = Call(site, place, 0)
+            self.state.stack.append(call)
+            self.counts["root calls"] += 1
+            call.step = self._begin_step(args, kwargs)
+            self.profiler._spend(self._now() - began_ns)
+            return call
+        except Exception as error:
+            self.failures.record_failure("beginning a call of the model", error)
+            self._abandon(call)
+            return None
 
     def _end_root(self, call: Call, result: Any, failed: bool) -> None:
-        self._pop(call)
-        if self._facts is None:
-            call.step.__exit__(None, None, None)
+        try:
+            self._pop(call)
+            if self._facts is None:
+                self._end_step(call)
+        except Exception as error:
+            self.failures.record_failure("ending a call of the model", error)
+            self._abandon(call)
 
     def _place(self, site: Site) -> Place | None:
         """Return where in the run a call of a root is; None where it is not to be recorded."""
@@ -237,6 +258,26 @@ class Recorder:
         step.__enter__()
         return step
 
+    def _end_step(self, call: Call) -> None:
+        step, call.step = call.step, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def _abandon(self, call: Call | None) -> None:
+        """Undo what a call has begun, where recording it broke: the thread is as it was."""
+        if call is None:
+            return
+        try:
+            if call in self.state.stack:
+                self._pop(call)
+            if self._ops is not None:
+                self._ops.come_back()
+                if call.enters:
+                    self._ops.exit()
+            self._end_step(call)
+        except Exception as error:
+            self.failures.record_failure("giving up a call", error)
+
     def _is_capturing(self) -> bool:
         if not self._on_cuda:
             return False
@@ -251,31 +292,52 @@ class Recorder:
     # --------------------------------------------------------------------- calls, with fingerprints
 
     def _before(self, site: Site, args: Any, kwargs: Any, compiled: bool) -> Any:
+        """Begin a call; give False to let it pass aside, None not to hear of its end."""
         if self._facts is not None:  # closed by another thread meanwhile
             return None
-        began_ns = self._now()
+        call = None
+        try:
+            began_ns = self._now()
+            call = self._call_of(site)
+            if call is None:
+                return False
+            self._begin_call(call, args, kwargs, compiled)
+            self.profiler._spend(call.start_ns - began_ns)
+            return call
+        except Exception as error:
+            self.failures.record_failure("beginning a call", error)
+            self._abandon(call)
+            return None
+
+    def _call_of(self, site: Site) -> Call | None:
+        """Return a call that begins, where it is in the run; None where it is not recorded."""
         state = self.state
         stack = state.stack
         is_outermost = site.is_root and not any(call.site.root is site.root for call in stack)
         if is_outermost:
             found = self._place(site)
             if found is None:
-                return False
+                return None
             place = found
             self.counts["root calls"] += 1
             self.ledger.begin_step()
         else:
             if self._is_capturing():
                 self.unobserved["calls during the capture of a CUDA graph"] += 1
-                return False
+                return None
             if stack and stack[-1].site.root is site.root:
                 place = stack[-1].place
             else:
                 place = state.places.get(id(site.root)) or site.root.latest
                 if not stack and not self.options.wants(place.position):
-                    return False
+                    return None
         call = Call(site, place, self._book.current() or (stack[-1].trace if stack else 0))
-        if is_outermost:
+        call.is_outermost = is_outermost
+        return call
+
+    def _begin_call(self, call: Call, args: Any, kwargs: Any, compiled: bool) -> None:
+        site, place, state = call.site, call.place, self.state
+        if call.is_outermost:
             call.step = self._begin_step(args, kwargs)
             where = self.profiler._where()
             place.step, place.phase = where["step"], where["phase"]
@@ -284,15 +346,17 @@ class Recorder:
             state.observing = True
             try:
                 self._observe_inputs(call, args, kwargs)
-            except Exception as error:  # never the model's problem
-                self.unobserved[f"inputs of a call ({type(error).__name__}: {error})"] += 1
-            state.observing = False
+            except Exception as error:
+                call.is_whole = False
+                self.failures.record_failure("recording the inputs of a call", error)
+            finally:
+                state.observing = False
         if self._ops is not None:
-            call.enters = is_outermost and self._ops.enter()
+            call.enters = call.is_outermost and self._ops.enter()
             if compiled or site.is_compiled:
                 self._ops.leave()
-        stack.append(call)
-        if is_outermost:
+        state.stack.append(call)
+        if call.is_outermost:
             fast = self._may_go_fast and not torch.is_grad_enabled()
             self._book.begin(
                 place.position,
@@ -305,8 +369,6 @@ class Recorder:
                 place.ordinals,
             )
         call.start_ns = self._now()
-        self.profiler._spend(call.start_ns - began_ns)
-        return call
 
     def _observe_inputs(self, call: Call, args: Any, kwargs: Any) -> None:
         site, ledger, known, rows = call.site, self.ledger, call.known, call.operands
@@ -346,7 +408,14 @@ class Recorder:
         return [each for own in site.tensors for each in own.values() if each is not None]
 
     def _after(self, call: Call, result: Any, failed: bool) -> None:
-        written = self._book.end() if call.step is not None else 0
+        try:
+            self._end_call(call, result, failed)
+        except Exception as error:
+            self.failures.record_failure("ending a call", error)
+            self._abandon(call)
+
+    def _end_call(self, call: Call, result: Any, failed: bool) -> None:
+        written = self._book.end() if call.is_outermost else 0
         if self._facts is not None:
             self._pop(call)
             return
@@ -354,26 +423,31 @@ class Recorder:
         self.module_calls += written
         self.profiler.traces.write_rows(written, b"", b"")
         self._pop(call)
-        site = call.site
         if self._ops is not None:
             self._ops.come_back()
-        if site.recorded:
+        if call.site.recorded and call.trace != call.parent:
             self.state.observing = True
             try:
                 self._observe_outputs(call, result, failed, end_ns)
-            except Exception as error:  # never the model's problem
-                self.unobserved[f"outputs of a call ({type(error).__name__}: {error})"] += 1
-            self.state.observing = False
+            except Exception as error:
+                call.is_whole = False
+                self.failures.record_failure("recording the outputs of a call", error)
+            finally:
+                self.state.observing = False
+            if not call.is_written:
+                self._write_unseen(call, failed, end_ns)
         if call.enters and self._ops is not None:
             self._ops.exit()
-        if call.step is not None:
-            call.step.__exit__(None, None, None)
+        if call.is_outermost:
+            self._end_step(call)
             self.ledger.end_step()
         call.inputs, call.operands, call.known = [], [], []  # its gradients may hold it for long
         self.profiler._spend(self._now() - end_ns)
 
     def _observe_outputs(self, call: Call, result: Any, failed: bool, end_ns: int) -> None:
         site, ledger, rows = call.site, self.ledger, call.operands
+        if not call.is_whole:
+            return
         outputs: list[Tensor] = []
         if type(result) is Tensor:
             outputs.append(result)
@@ -385,6 +459,29 @@ class Recorder:
             found = ledger.row(tensor)
             made.append(found)
             rows += (prefix, with_role(found, 1, index))
+        self._write_call(call, outputs, failed, end_ns)
+        if call.gradients is not None:
+            self.gradients.end(call.gradients, outputs)
+        keeper = ledger.keeper
+        if keeper.keeps_suspects:
+            tensors = [*call.inputs, *self._weights_of(site)]
+            inputs, made_of = held_of(call.known, tensors), held_of(made, outputs)
+            keeper.called(call.trace, call.parent, inputs, made_of, named=site.named)
+
+    def _write_unseen(self, call: Call, failed: bool, end_ns: int) -> None:
+        """Write a call that broke: its tensors have no fingerprints, and there may be others.
+
+        With some of them, what came of an input that is missing would look like its own doing.
+        """
+        known = [without_fingerprint(row) for row in call.operands[1 : 2 * len(call.known) : 2]]
+        known += [with_role(self.rows.unseen, role, UNSEEN_INDEX) for role in (0, 1)]
+        prefix = call.trace.to_bytes(8, "little")
+        call.operands = [piece for row in known for piece in (prefix, row)]
+        self._write_call(call, [], failed, end_ns)
+
+    def _write_call(self, call: Call, outputs: list[Tensor], failed: bool, end_ns: int) -> None:
+        """Write a call that has ended."""
+        site = call.site
         shown = outputs[0] if outputs else call.inputs[0] if call.inputs else None
         is_cuda = shown is not None and shown.is_cuda
         if shown is not None and not (is_cuda or shown.is_cpu):
@@ -394,14 +491,8 @@ class Recorder:
         params = self.rows.string(raised(site.params)) if failed else site.params_id
         device = shown.get_device() if is_cuda and shown is not None else -1
         row = self.rows.of_call(call, self._process, end_ns, params, device)
-        self.module_calls += self.rows.add(row, rows)
-        if call.gradients is not None:
-            self.gradients.end(call.gradients, outputs)
-        keeper = ledger.keeper
-        if keeper.keeps_suspects:
-            tensors = [*call.inputs, *self._weights_of(site)]
-            inputs, made_of = held_of(call.known, tensors), held_of(made, outputs)
-            keeper.called(call.trace, call.parent, inputs, made_of, named=site.named)
+        self.module_calls += self.rows.add(row, call.operands)
+        call.is_written = True
 
     # ---------------------------------------------------------------------------- what was recorded
 
@@ -433,6 +524,7 @@ class Recorder:
             "tensors_saved": self.ledger.keeper.saved,
             "seed": self.seed,
             "unobserved": unobserved,
+            "failures": self.failures.documents(),
         }
 
 

@@ -49,6 +49,11 @@ def with_role(row: bytes, role: int, index: int) -> bytes:
     return row[:16] + role_bytes(role, index) + row[24:]
 
 
+def without_fingerprint(row: bytes) -> bytes:
+    """Return an operand's row, which lacks the trace, as that of a tensor nobody looked at."""
+    return row[:8] + bytes(8) + row[16:]
+
+
 def fingerprint_in(row: bytes) -> int:
     """Return the id of the fingerprint that an operand's row names, which lacks the trace."""
     return int.from_bytes(row[8:16], "little")
@@ -62,6 +67,8 @@ class Rows:
         self._strings: dict[str, int] = {}
         self._texts: dict[int, str] = {}
         self._views: dict[tuple[Any, ...], bytes] = {}
+        self.unseen = identity_bytes(0, 0) + self.view_bytes(0, "unknown", (), ())
+        """The row of a tensor of which nothing is known, as the first input's."""
 
     def string(self, text: str) -> int:
         """Return the id of a string in the spool."""

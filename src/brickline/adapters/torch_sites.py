@@ -26,6 +26,8 @@ from brickline.errors import UsageError
 
 PARAMETER_INDEX = 1000
 """Operands from this index on are the module's own parameters and buffers."""
+UNSEEN_INDEX = PARAMETER_INDEX - 1
+"""An operand with this index stands for the tensors of a call that could not be looked at."""
 MOST_SETTINGS = 16
 
 

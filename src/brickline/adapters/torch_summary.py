@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from brickline.failures import failure_texts
+
 
 def summary_text(facts: dict[str, Any], path: Path) -> str:
     """Return facts of a recording as text for people."""
@@ -32,4 +34,5 @@ def summary_text(facts: dict[str, Any], path: Path) -> str:
     if facts["unobserved"]:
         lines.append("Not observed:")
         lines += [f"  {number} {reason}" for reason, number in sorted(facts["unobserved"].items())]
+    lines += failure_texts(facts.get("failures"))
     return "\n".join(lines)

@@ -3,7 +3,8 @@
 A tensor is one identity as long as the same object, or another view of the same memory with the
 same shape and strides, is unmodified; each write makes another. A fingerprint is taken once for
 each identity within a step, on the CPU at once and on CUDA in the tensor's stream, where all but
-the largest wait for company and share a launch. What cannot be fingerprinted is counted by reason.
+the largest wait for company and share a launch. What cannot be fingerprinted is counted by reason;
+where fingerprinting broke, that is a failure of brickline's own, and the tensor has none.
 
 The core's `TensorBook` does this for plain tensors by itself. Here is what it asks for: tensors of
 the host, of new classes and dtypes, those whose writes torch does not count, and reading devices.
@@ -15,6 +16,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +25,9 @@ from torch import Tensor
 from brickline import _core
 from brickline.adapters.torch_keeping import Keeper, version_of
 from brickline.adapters.torch_rows import Rows, fingerprint_in, identity_bytes
+from brickline.adapters.torch_sites import UNSEEN_INDEX
 from brickline.adapters.torch_values import dtype_name, known_dtype, unobservable
+from brickline.failures import FailureLog
 from brickline.fingerprints import BY_DLPACK, RECORD_BYTES, fingerprint_bytes
 from brickline.traces import Operand, Traces
 
@@ -41,6 +45,14 @@ MOST_HELD_BACK = 1 << 11
 _DLPACK = {code: known for known, code in BY_DLPACK.items()}
 
 
+class _CapturingError(Exception):
+    """Nothing can be read from a device while a CUDA graph is captured on it."""
+
+
+_OUT_OF_REACH = (_CapturingError, BufferError, torch.OutOfMemoryError)
+"""What the machine or a tensor's own class may refuse: no fault of the recorder."""
+
+
 class Ledger:
     """Gives tensors their numbers and fingerprints, for one run.
 
@@ -48,13 +60,20 @@ class Ledger:
         traces: Where fingerprints are written.
         rows: Packs what is said of a tensor.
         unobserved: Counts what could not be, by reason.
+        failures: Keeps what broke here.
         keeper: Saves contents, where they are asked for.
     """
 
     def __init__(
-        self, traces: Traces, rows: Rows, unobserved: Counter[str], keeper: Keeper
+        self,
+        traces: Traces,
+        rows: Rows,
+        unobserved: Counter[str],
+        failures: FailureLog,
+        keeper: Keeper,
     ) -> None:
         self.keeper = keeper
+        self._failures = failures
         self._rows = rows
         self._traces = traces
         self._unobserved = unobserved
@@ -130,17 +149,23 @@ class Ledger:
         """Return a tensor as an operand; see `row`."""
         return self._rows.operand(self.row(tensor, ahead=ahead), role, index)
 
+    def unseen(self, role: int) -> Operand:
+        """Return the operand that stands for tensors nobody could look at."""
+        return self._rows.operand(self._rows.unseen, role, UNSEEN_INDEX)
+
     def _look(self, tensor: Tensor, weight: bool) -> bytes | None:
         """Return the row of a tensor that the book cannot tell; None where it can from now on."""
-        reason = unobservable(tensor)
-        if reason is None and version_of(tensor) < 0:
-            return self._look_uncounted(tensor, weight)
         try:
+            reason = unobservable(tensor)
+            if reason is None and version_of(tensor) < 0:
+                return self._look_uncounted(tensor, weight)
             if reason is None and self._teach(tensor):
                 return None
-        except Exception as error:  # never the model's problem
-            reason = f"tensors that could not be fingerprinted ({error})"
-        self._unobserved[reason or "tensors without memory of their own"] += 1
+            self._unobserved[reason or "tensors without memory of their own"] += 1
+        except _OUT_OF_REACH as error:
+            self._count(error)
+        except Exception as error:
+            self._failures.record_failure("taking the fingerprint of a tensor", error)
         return self._unknown(tensor)
 
     def _teach(self, tensor: Tensor) -> bool:
@@ -159,21 +184,17 @@ class Ledger:
         return is_new
 
     def _unknown(self, tensor: Tensor) -> bytes:
+        """Return the row of a tensor without fingerprint; a nested one even hides its shape."""
         try:
-            shape = tuple(int(each) for each in tensor.shape)
-            dtype = dtype_name(tensor.dtype)
-        except Exception:
-            shape, dtype = (), "unknown"
+            shape, dtype = tuple(int(each) for each in tensor.shape), dtype_name(tensor.dtype)
+        except (RuntimeError, TypeError, ValueError):
+            return self._rows.unseen
         return identity_bytes(0, 0) + self._rows.view_bytes(0, dtype, shape, (0,) * len(shape))
 
     def _look_uncounted(self, tensor: Tensor, weight: bool) -> bytes:
         """Look at a tensor of inference mode: while it holds the same, it is the same."""
         seen = self._uncounted[weight]
-        try:
-            fingerprint, record = self._fingerprint(tensor)
-        except Exception as error:  # never the model's problem
-            self._unobserved[f"tensors that could not be fingerprinted ({error})"] += 1
-            return self._unknown(tensor)
+        fingerprint, record = self._fingerprint(tensor)
         before = seen.get(id(tensor))
         if before is None or before.ref() is not tensor or before.record != record:
             before = seen[id(tensor)] = _Uncounted(tensor, record, self.book.next_number())
@@ -186,9 +207,14 @@ class Ledger:
         """Take the fingerprint of a tensor that the book leaves to Python; 0: it cannot be."""
         try:
             return self._fingerprint(tensor)[0]
-        except Exception as error:  # never the model's problem
-            self._unobserved[f"tensors that could not be fingerprinted ({error})"] += 1
-            return 0
+        except _OUT_OF_REACH as error:
+            self._count(error)
+        except Exception as error:
+            self._failures.record_failure("taking the fingerprint of a tensor", error)
+        return 0
+
+    def _count(self, error: Exception) -> None:
+        self._unobserved[f"tensors that could not be fingerprinted ({error})"] += 1
 
     def _fingerprint(self, tensor: Tensor) -> tuple[int, bytes | None]:
         """Take a fingerprint; give its id, and its record where that is known at once."""
@@ -208,16 +234,15 @@ class Ledger:
     def _on_device(self, tensor: Tensor) -> int:
         prints = self._of(tensor.get_device())
         number = self._traces.reserve_fingerprint()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._arrived, number, None)
             prints.take(tensor, number)
-        except Exception:
-            self._arrived(number, None)
-            raise
+            undo.pop_all()
         return number
 
     def _of(self, device: int) -> DeviceFingerprints:
         if torch._C._cuda_isCurrentStreamCapturing():
-            raise RuntimeError("a CUDA graph is being captured")
+            raise _CapturingError("a CUDA graph is being captured")
         with self._lock:
             found = self._devices.get(device)
             if found is None:

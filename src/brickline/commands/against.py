@@ -12,6 +12,7 @@ from rich.console import Console
 from brickline.commands.streams import print_document, say
 from brickline.comparison.conditions import differing_circumstances
 from brickline.errors import UsageError
+from brickline.failures import problem_text
 from brickline.profile import profile_from_run
 from brickline.regressions import changes_between
 from brickline.report.against import changes_json, not_enough, print_changes
@@ -75,4 +76,4 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if run.is_live:
             yield f"{run.path} is still being recorded"
-        yield from (f"{run.path}: not read: {problem}" for problem in run.problems)
+        yield from (f"{run.path}: {problem_text(problem, 'not read')}" for problem in run.problems)

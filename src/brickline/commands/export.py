@@ -24,6 +24,7 @@ from brickline.export.otlp_http import Endpoint, Sender
 from brickline.export.perfetto import Drawn, write_perfetto
 from brickline.export.prometheus import Family, exposition_text, families_of_profile
 from brickline.export.serving import PORT, MetricsServer, families_of_path, statistics_of_path
+from brickline.failures import problem_text
 from brickline.graph import ExecutionGraph
 from brickline.megakernel_files import is_megakernel_report
 from brickline.megakernel_report import MegakernelReport
@@ -107,7 +108,7 @@ def export(
         return
     opened = Run.open(run)
     for problem in opened.problems:
-        say(f"left out: {problem}")
+        say(problem_text(problem, "left out"))
     if opened.is_live:
         say("the run is still being recorded; this is what it held now")
     TO[to](opened, out, options)
@@ -224,7 +225,7 @@ def _serve(run: Path, port: int) -> None:
         for problem in profile.problems:
             if problem not in said:
                 said.add(problem)
-                say(f"left out: {problem}")
+                say(problem_text(problem, "left out"))
         return families_of_profile(profile)
 
     families()  # what is wrong with the run is said before anybody scrapes

@@ -17,6 +17,7 @@ from brickline.commands.against import show_changes
 from brickline.commands.streams import print_document, say
 from brickline.documents import stated_format
 from brickline.errors import UsageError
+from brickline.failures import problem_text
 from brickline.megakernel_files import DOCUMENT
 from brickline.megakernel_report import MegakernelReport
 from brickline.profile import profile_from_run
@@ -128,7 +129,7 @@ def report(
         print_document(f"{profile_json(profile, findings=findings, budgets=results)}\n")
     elif csv:
         for problem in profile.problems:
-            say(f"left out: {problem}")
+            say(problem_text(problem, "left out"))
         print_document(profile_csv(profile))
     elif html is not None:
         text = profile_page(profile, run=opened, findings=findings, budgets=results)

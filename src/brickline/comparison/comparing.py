@@ -23,6 +23,7 @@ from brickline.comparison.sides import MODULE, OP, Vocabulary, modules_alone, si
 from brickline.comparison.suspects import find_suspects
 from brickline.comparison.triage import units_of
 from brickline.errors import UsageError
+from brickline.failures import is_failure
 from brickline.runs import Run
 from brickline.verdicts import Coverage, DivergenceReport, Status
 
@@ -99,6 +100,8 @@ def _nothing_to_compare(pair: RunPair) -> str | None:
     for side, run in ((pair.a, pair.candidate), (pair.b, pair.reference)):
         name = label_of(run)
         if side.problems and not (len(side) and (side.print >= 0).any()):
+            if is_failure(side.problems[0]):
+                return f"{name} holds nothing to compare: {side.problems[0]}"
             return f"{name} is damaged, so nothing was compared: {side.problems[0]}"
         if not len(side):
             return (

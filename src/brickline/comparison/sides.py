@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline.comparison.prints import CHUNK, Prints
+from brickline.failures import is_failure
 from brickline.runs import Part, Run
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -99,6 +100,8 @@ class Side:
     parameter_names: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Names of a module's own parameters by the number of its params text, where recorded."""
     problems: list[str] = field(default_factory=list)
+    has_failures: bool = False
+    """Whether brickline failed while it recorded: what is missing hides more than one launch."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -138,6 +141,7 @@ def side_from_run(run: Run, words: Vocabulary) -> Side:
     """Read a run's launches."""
     side = side_from_parts(run.parts, words)
     side.problems += [str(problem) for problem in run.problems]
+    side.has_failures = any(map(is_failure, side.problems))
     return side
 
 

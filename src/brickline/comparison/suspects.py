@@ -122,6 +122,8 @@ def find_suspects(
     biased = units.bias_ratio > np.where(units.clean, BIASED_CLEAN, BIASED)
     peaked = units.clean & (units.past == 0) & (units.peak_ratio > PEAKED)
     marked |= open_to_blame & (biased | peaked) & ~units.foreign
+    if a.has_failures or b.has_failures:  # what nobody saw may be brickline's own doing
+        marked &= units.known & ~units.blind
     doubts = Doubts(a, b, alignment, found, units)
     out: list[Suspect] = []
     spared: list[Spared] = []

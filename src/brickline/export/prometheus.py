@@ -96,7 +96,7 @@ def _about(profile: Profile) -> Iterator[Family]:
     )
     yield Family(
         "brickline_run_problems",
-        "Damaged parts of the run, which are not in the figures.",
+        "Damaged parts and failures of brickline, which are not in the figures.",
         "gauge",
         [Sample((), len(profile.problems))],
     )

@@ -18,7 +18,7 @@ from brickline.errors import BricklineError, ExportError, RunError
 from brickline.export.prometheus import TEXT_TYPE, Family, exposition_text, families_of_profile
 from brickline.export.prometheus_protobuf import PROTOBUF_TYPE, exposition_protobuf
 from brickline.profile import Profile, profile_from_parts
-from brickline.runs import Part, live_processes, read_manifest
+from brickline.runs import Part, failures_of_run, live_processes, read_manifest
 from brickline.spools import has_begun, read_statistics, spools_of_run
 
 HOST = "127.0.0.1"
@@ -56,6 +56,7 @@ def statistics_of_path(path: Path) -> Profile:
         problems=(
             *map(str, problems),
             *(f"{text} - at {part.path}" for part in parts for text in part.problems),
+            *failures_of_run(path),
         ),
         is_live=bool(live_processes(path)),
     )

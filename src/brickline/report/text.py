@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from brickline.budgets import BudgetResult
+from brickline.failures import problem_text
 from brickline.profile import Profile
 from brickline.profile_checks import ProfileFinding
 from brickline.profile_rows import StepStats, TileStats
@@ -229,7 +230,7 @@ def notes(profile: Profile, look: Look) -> Iterator[str]:
     if recording.waiting_ns:
         yield f"Its sync mode waited {look.time(recording.waiting_ns)} for the device besides."
     for problem in profile.problems:
-        yield f"Not read: {problem}"
+        yield problem_text(problem, "Not read")
 
 
 def render_findings(findings: Sequence[ProfileFinding], look: Look) -> RenderableType:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from brickline.budgets import BudgetResult
+from brickline.failures import is_failure
 from brickline.profile import Profile
 from brickline.profile_checks import ProfileFinding
 from brickline.profile_rows import StepStats
@@ -148,12 +149,20 @@ def _notices(profile: Profile) -> Iterator[tuple[str, str]]:
             "This run was still being recorded when the page was made; "
             "it shows what had finished by then. Make it again for more.",
         )
-    if profile.problems:
+    failures = sum(is_failure(problem) for problem in profile.problems)
+    if failures:
         yield (
             "bad",
-            f"{len(profile.problems)} parts of the run are damaged or cut off; what could be read "
+            f"brickline failed {'once' if failures == 1 else f'in {failures} ways'} while it "
+            "recorded, so parts of the run are missing; the errors are named under Recording.",
+        )
+    damaged = len(profile.problems) - failures
+    if damaged:
+        yield (
+            "bad",
+            f"{damaged} parts of the run are damaged or cut off; what could be read "
             "is here, and the rest is listed below under Recording."
-            if len(profile.problems) > 1
+            if damaged > 1
             else "A part of the run is damaged or cut off; what could be read is here, and the "
             "rest is named below under Recording.",
         )

@@ -29,9 +29,9 @@
 
   brickline.recordingView = (data) => {
     section({ id: "recording", title: "Recording", badge: data.problems.length ? "!" : null, lead: "How the figures came to be, and on what machine.", build(body) {
-      if (data.problems.length) body.append(el("div", { class: "card problems", role: "note" }, el("h3", null, "Not read"), lines(data.problems)));
+      if (data.problems.length) body.append(el("div", { class: "card problems", role: "note" }, el("h3", null, "Not read, or not recorded"), lines(data.problems)));
       if (data.budgets) body.append(budgets(data));
-      const notes = data.notes.filter((note) => !note.startsWith("Not read: "));
+      const notes = data.notes.filter((note) => !note.startsWith("Not read: ") && !note.startsWith("brickline failed here"));
       const facts = [card("This run", pairs(data.recording))];
       if (notes.length) facts.push(card("Notes", lines(notes)));
       if (data.facts.length) facts.push(card("Facts noted by the program", pairs(data.facts)));
