@@ -285,8 +285,22 @@ def _integer(name: str) -> int | None:
     return _attempt(lambda: int(os.environ[name])) if name in os.environ else None
 
 
+_NOT_KNOWN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a half-imported torch, one without a GPU, or an odd /proc raises: recording goes on."""
+
+
 def _attempt(read: Callable[[], _T]) -> _T | None:
     try:
         return read()
-    except Exception:  # a half-imported torch or an odd /proc must not stop a recording
+    except _NOT_KNOWN:
         return None

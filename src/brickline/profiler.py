@@ -12,7 +12,7 @@ import importlib
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -447,9 +447,14 @@ def _is_shared(writer: RunWriter) -> bool:
 
 def close_all() -> None:
     """Close every profiler of this process, as at its exit."""
-    for profiler in list(_live):
-        with suppress(Exception):
-            profiler.close()
+    with ExitStack() as closing:  # each of them, and then a bug in one is said
+        for profiler in list(_live):
+            closing.callback(_close_if_it_can_be, profiler)
+
+
+def _close_if_it_can_be(profiler: BrickProfiler) -> None:
+    with suppress(RunError, UsageError):  # a full disk, or a device that the program has lost
+        profiler.close()
 
 
 def _after_fork_in_child() -> None:
@@ -464,7 +469,8 @@ def _after_fork_in_child() -> None:
         profiler._abandon()  # before anything else: the mapping is still the parent's
         if not enabled or writer is None:
             continue
-        with suppress(Exception):
+        # The run has gone, its disk is full, or a device cannot be used after a fork.
+        with suppress(RunError, UsageError, OSError, RuntimeError):
             profiler._writer = RunWriter.join(writer.path)
             profiler._graph = profiler._new_graph()
             profiler._open_spool(profiler._writer)

@@ -116,7 +116,8 @@ def main() -> None:
         _leave_reader()
     except OSError as error:
         if error.errno not in _NO_ROOM:
-            _report_bug()
+            _say_bug()
+            sys.exit(2)
         _drop_output()
         say(f"cannot write the output: {error.strerror}; free some space, or write elsewhere")
         sys.exit(2)
@@ -127,8 +128,9 @@ def main() -> None:
         raise
     except KeyboardInterrupt:
         raise
-    except BaseException:
-        _report_bug()
+    except BaseException as error:
+        _say_bug()
+        raise SystemExit(2) from error
 
 
 def _leave_reader() -> NoReturn:
@@ -145,9 +147,8 @@ def _drop_output() -> None:
             os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
 
 
-def _report_bug() -> NoReturn:
+def _say_bug() -> None:
     import traceback
 
     traceback.print_exc()
     say("this is a bug in brickline; please report it")
-    sys.exit(2)

@@ -125,6 +125,20 @@ def _print_models(facts: dict[str, Any] | None, path: Path) -> None:
 
 def _execute(program: str, arguments: Sequence[str], module: bool) -> int:
     """Run the program as `__main__` in this process and return its exit status."""
+    try:
+        _run_as_main(program, arguments, module)
+    except SystemExit as leave:
+        if leave.code is None or isinstance(leave.code, int):
+            return leave.code or 0
+        print(leave.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _run_as_main(program: str, arguments: Sequence[str], module: bool) -> None:
+    """Run the program; what it raises ends it with a traceback and status 1, as without us."""
     sys.argv = [program, *arguments]
     try:
         if module:
@@ -133,17 +147,11 @@ def _execute(program: str, arguments: Sequence[str], module: bool) -> int:
         else:
             sys.path.insert(0, str(Path(program).resolve().parent))
             runpy.run_path(program, run_name="__main__")
-    except SystemExit as leave:
-        if leave.code is None or isinstance(leave.code, int):
-            return leave.code or 0
-        print(leave.code, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    except (SystemExit, KeyboardInterrupt):
+        raise
     except BaseException as error:
         _print_without_our_frames(error)
-        return 1
-    return 0
+        raise SystemExit(1) from error
 
 
 def _print_without_our_frames(error: BaseException) -> None:
@@ -160,8 +168,10 @@ def _finish(writer: RunWriter, status: int) -> None:
     from brickline.profiler import close_all
 
     try:
-        close_all()
-        writer.close(exit_status=status)
+        try:
+            close_all()
+        finally:
+            writer.close(exit_status=status)
     except RunError as error:  # a full disk: the program's own status is what counts
         print(f"brickline: {error}", file=sys.stderr)
     recorded = Run.open(writer.path)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from brickline.buffers import Buffer, check_copy
 from brickline.device.base import Compiled, Device, Event, Limits, Program, fault_text
 from brickline.device.compiling import compile_error, headers_digest
-from brickline.device.cuda_context import current_stream, stream_handle
+from brickline.device.cuda_context import current_stream, is_cuda_error, stream_handle
 from brickline.errors import DeviceError, LaunchError
 from brickline.kernel import Kernel
 from brickline.kernel_source import INCLUDE_DIRECTORY, cuda_source, entry_point, headers
@@ -51,6 +51,8 @@ class CudaDevice(Device):
             with self._current():
                 pass
         except Exception as error:
+            if not is_cuda_error(error):
+                raise
             raise DeviceError(f"{self.name} cannot be used: {error}") from error
         facts = self._device.properties
         self.limits = Limits(
@@ -130,7 +132,7 @@ class CudaDevice(Device):
                 source, "c++", self._core.ProgramOptions(name=kernel.name, **options)
             ).compile("cubin")
         except Exception as error:
-            if "NVRTC" not in type(error).__name__.upper():
+            if "NVRTC" not in type(error).__name__.upper():  # see is_cuda_error
                 raise
             log = str(error).rstrip("\0")
             raise compile_error(kernel, log, f"nvrtc {options}") from error
@@ -138,6 +140,8 @@ class CudaDevice(Device):
         try:
             attributes = made.get_kernel(entry).attributes
         except Exception as error:
+            if not is_cuda_error(error):
+                raise
             raise compile_error(
                 kernel,
                 f'the code has no function {entry}: declare it extern "C" __global__ ({error})',
@@ -181,6 +185,8 @@ class CudaDevice(Device):
             with self._current():
                 memory = _Memory(self, max(empty.nbytes, 1))
         except Exception as error:
+            if not is_cuda_error(error):
+                raise
             raise DeviceError(
                 f"{self.name} cannot allocate {empty.nbytes} bytes: {error}"
             ) from error

@@ -13,6 +13,17 @@ from typing import Any
 from brickline.errors import DeviceError
 
 
+def is_cuda_error(error: Exception) -> bool:
+    """Whether CUDA, or loading it, failed; anything else that is raised is a bug of ours.
+
+    cuda-core exports no class of its errors and has moved the module that they are in, so the
+    class is told by its name: `CUDAError`, and below it `NVRTCError`. Devices that are not there
+    and drivers that cannot be loaded are built-in errors.
+    """
+    is_cudas = any(kind.__name__ == "CUDAError" for kind in type(error).__mro__)
+    return is_cudas or isinstance(error, ValueError | RuntimeError | OSError | MemoryError)
+
+
 def stream_handle(stream: Any) -> int:
     """Return the driver's handle of a stream of torch, CuPy or cuda-core, or of an integer."""
     for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
@@ -60,5 +71,7 @@ def current_device(number: int) -> Iterator[Callable[[int], int] | None]:
     try:
         Device(number).set_current()
     except Exception as error:
+        if not is_cuda_error(error):
+            raise
         raise DeviceError(f"CUDA:{number} cannot be used: {error}") from error
     yield None
