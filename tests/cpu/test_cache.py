@@ -112,10 +112,11 @@ def numbered(number: int) -> Kernel:
     return Kernel("numbered", source, [Param("y", "f32", 1, "write")])
 
 
-def python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a program that sees the same brickline as this one."""
-    package = str(Path(bl.__file__).parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+def python(
+    code: str, *arguments: object, package: Path = Path(bl.__file__).parent
+) -> subprocess.Popen[str]:
+    """Start a program that sees the same brickline as this one, or a copy of it."""
+    path = os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PRELUDE + code, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -715,10 +716,14 @@ with warnings.catch_warnings(record=True) as notes:
 print(cache.statistics.compilations, len(notes))
 print(notes[0].message)
 """
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own are closed to somebody else
-        os.chmod(directory, 0o555)
-        out = finish(python(code, directory)).splitlines()
-        os.chmod(directory, 0o700)
+    # pytest's own directories are closed to somebody else, and so may the installed headers be.
+    with tempfile.TemporaryDirectory() as opened:
+        directory, package = Path(opened, "cache"), Path(opened, "brickline")
+        shutil.copytree(Path(bl.__file__).parent, package)
+        for path in (Path(opened), package, *package.rglob("*")):
+            path.chmod(0o755)
+        directory.mkdir(mode=0o555)
+        out = finish(python(code, directory, package=package)).splitlines()
         assert os.listdir(directory) == []
     assert out[0] == "2 1", "compiled without a lock, and said once"
     assert "Permission denied; going on without" in out[1]
