@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 import brickline as bl
 from brickline.adapters import torch_ops, torch_recorder, torch_tensors
-from brickline.adapters.recording import record
+from brickline.adapters.recording import RecordOptions, record
 from brickline.adapters.torch_gradients import Gradients
 from brickline.adapters.torch_keeping import Keeper
 from brickline.adapters.torch_recorder import Recorder
+from brickline.adapters.torch_roots import RootFinder
 from brickline.adapters.torch_rows import Rows
 from brickline.adapters.torch_tensors import Ledger
 from brickline.comparison.comparing import compare
@@ -178,6 +179,7 @@ def assert_inconclusive(tmp_path: Path) -> None:
         report = compare(*(tmp_path / each for each in pair))
         assert report.status is Status.INCONCLUSIVE, pair
         assert FAILED in str(report), pair
+        assert FAILED in report.to_json(), pair
         assert not report.findings
 
 
@@ -228,6 +230,23 @@ def test_an_op_that_raises_raises_its_own_error(
     ):
         model(torch.ones(3, 5))
     assert "the outputs of an op" in recording.failures[0]
+
+
+def test_a_model_that_nobody_named_goes_on_too(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Recorder, "attach", broken)
+    expected = calls(model, grad=True)
+    finder = RootFinder(RecordOptions())
+    finder.install()
+    try:
+        found = calls(model, grad=True)
+    finally:
+        facts = finder.close()
+    assert all(map(torch.equal, found, expected))
+    assert facts is not None
+    assert facts["failures"][0]["while"] == "beginning to record a model"
 
 
 def test_memory_that_runs_out_is_no_failure_of_ours(

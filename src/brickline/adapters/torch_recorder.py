@@ -301,7 +301,39 @@ class Recorder:
             call = self._call_of(site)
             if call is None:
                 return False
-            self._begin_call(call, args, kwargs, compiled)
+            place, state = call.place, self.state
+            if call.is_outermost:
+                call.step = self._begin_step(args, kwargs)
+                where = self.profiler._where()
+                place.step, place.phase = where["step"], where["phase"]
+                place.thread = threading.get_native_id()
+            if site.recorded:
+                state.observing = True
+                try:
+                    self._observe_inputs(call, args, kwargs)
+                except Exception as error:
+                    call.is_whole = False
+                    self.failures.record_failure("recording the inputs of a call", error)
+                finally:
+                    state.observing = False
+            if self._ops is not None:
+                call.enters = call.is_outermost and self._ops.enter()
+                if compiled or site.is_compiled:
+                    self._ops.leave()
+            state.stack.append(call)
+            if call.is_outermost:
+                fast = self._may_go_fast and not torch.is_grad_enabled()
+                self._book.begin(
+                    place.position,
+                    call.trace,
+                    place.step,
+                    place.phase,
+                    place.thread,
+                    self._process,
+                    fast,
+                    place.ordinals,
+                )
+            call.start_ns = self._now()
             self.profiler._spend(call.start_ns - began_ns)
             return call
         except Exception as error:
@@ -334,41 +366,6 @@ class Recorder:
         call = Call(site, place, self._book.current() or (stack[-1].trace if stack else 0))
         call.is_outermost = is_outermost
         return call
-
-    def _begin_call(self, call: Call, args: Any, kwargs: Any, compiled: bool) -> None:
-        site, place, state = call.site, call.place, self.state
-        if call.is_outermost:
-            call.step = self._begin_step(args, kwargs)
-            where = self.profiler._where()
-            place.step, place.phase = where["step"], where["phase"]
-            place.thread = threading.get_native_id()
-        if site.recorded:
-            state.observing = True
-            try:
-                self._observe_inputs(call, args, kwargs)
-            except Exception as error:
-                call.is_whole = False
-                self.failures.record_failure("recording the inputs of a call", error)
-            finally:
-                state.observing = False
-        if self._ops is not None:
-            call.enters = call.is_outermost and self._ops.enter()
-            if compiled or site.is_compiled:
-                self._ops.leave()
-        state.stack.append(call)
-        if call.is_outermost:
-            fast = self._may_go_fast and not torch.is_grad_enabled()
-            self._book.begin(
-                place.position,
-                call.trace,
-                place.step,
-                place.phase,
-                place.thread,
-                self._process,
-                fast,
-                place.ordinals,
-            )
-        call.start_ns = self._now()
 
     def _observe_inputs(self, call: Call, args: Any, kwargs: Any) -> None:
         site, ledger, known, rows = call.site, self.ledger, call.known, call.operands
@@ -409,40 +406,41 @@ class Recorder:
 
     def _after(self, call: Call, result: Any, failed: bool) -> None:
         try:
-            self._end_call(call, result, failed)
+            written = self._book.end() if call.is_outermost else 0
+            if self._facts is not None:
+                self._pop(call)
+                return
+            end_ns = self._now()
+            self.module_calls += written
+            self.profiler.traces.write_rows(written, b"", b"")
+            self._pop(call)
+            if self._ops is not None:
+                self._ops.come_back()
+            if call.site.recorded and call.trace != call.parent:
+                self.state.observing = True
+                try:
+                    self._observe_outputs(call, result, failed, end_ns)
+                except Exception as error:
+                    call.is_whole = False
+                    self.failures.record_failure("recording the outputs of a call", error)
+                finally:
+                    self.state.observing = False
+                if not call.is_written:
+                    self._write_unseen(call, failed, end_ns)
+            if call.enters and self._ops is not None:
+                self._ops.exit()
+            if call.is_outermost:
+                self._end_step(call)
+                self.ledger.end_step()
+            call.inputs, call.operands, call.known = (
+                [],
+                [],
+                [],
+            )  # its gradients may hold it for long
+            self.profiler._spend(self._now() - end_ns)
         except Exception as error:
             self.failures.record_failure("ending a call", error)
             self._abandon(call)
-
-    def _end_call(self, call: Call, result: Any, failed: bool) -> None:
-        written = self._book.end() if call.is_outermost else 0
-        if self._facts is not None:
-            self._pop(call)
-            return
-        end_ns = self._now()
-        self.module_calls += written
-        self.profiler.traces.write_rows(written, b"", b"")
-        self._pop(call)
-        if self._ops is not None:
-            self._ops.come_back()
-        if call.site.recorded and call.trace != call.parent:
-            self.state.observing = True
-            try:
-                self._observe_outputs(call, result, failed, end_ns)
-            except Exception as error:
-                call.is_whole = False
-                self.failures.record_failure("recording the outputs of a call", error)
-            finally:
-                self.state.observing = False
-            if not call.is_written:
-                self._write_unseen(call, failed, end_ns)
-        if call.enters and self._ops is not None:
-            self._ops.exit()
-        if call.is_outermost:
-            self._end_step(call)
-            self.ledger.end_step()
-        call.inputs, call.operands, call.known = [], [], []  # its gradients may hold it for long
-        self.profiler._spend(self._now() - end_ns)
 
     def _observe_outputs(self, call: Call, result: Any, failed: bool, end_ns: int) -> None:
         site, ledger, rows = call.site, self.ledger, call.operands

@@ -48,13 +48,22 @@ class RootFinder:
         with self._lock:
             if not isinstance(module, nn.Module) or id(module) in self._inside:
                 return
-            recorder = self._recorder
-            if recorder is None:
-                profiler = BrickProfiler(name_of(module), enabled=True, device=device_of(module))
-                recorder = self._recorder = Recorder(profiler, self._options)
-            prefix = self._prefix(module, self._taken_over(recorder, module))
-            recorder.attach(module, prefix)
-            self._inside.update((id(each), each) for each in module.modules())
+            try:
+                self._record(module)
+            except Exception as error:
+                if self._recorder is None:  # there is no run to say it in
+                    raise
+                self._inside[id(module)] = module
+                self._recorder.failures.record_failure("beginning to record a model", error)
+
+    def _record(self, module: nn.Module) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            profiler = BrickProfiler(name_of(module), enabled=True, device=device_of(module))
+            recorder = self._recorder = Recorder(profiler, self._options)
+        prefix = self._prefix(module, self._taken_over(recorder, module))
+        recorder.attach(module, prefix)
+        self._inside.update((id(each), each) for each in module.modules())
 
     def _taken_over(self, recorder: Recorder, module: nn.Module) -> list[Root]:
         """Detach the models that turn out to be parts of this one."""
