@@ -46,6 +46,8 @@ LONG_FILES = (
     "torch/test_pytest_check.py",
     "torch/test_check_gradients.py",
     "torch/test_recording.py",
+    "torch/test_recording_failures.py",
+    "test_awkward_folders.py",
 )
 """A worker takes file after file; a long one that begins last would keep the others waiting."""
 
