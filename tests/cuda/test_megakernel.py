@@ -352,7 +352,9 @@ def test_a_plan_is_compiled_and_allocated_for_its_first_run(tmp_path: Path) -> N
         assert [each.compiled_cache_hit for each in found] == [is_compiled, True, True]
         assert [each.resident_cache_hit for each in found] == [False, True, False]
         first, second, third = (each.resident_allocations or 0 for each in found)
-        assert first == 7, "counters, faults, stopped, progress, stop, tables, executed"
+        # Counters, faults, stopped, progress, stop, tables and executed; the last two are made for
+        # the largest values, and the first run's may need more room.
+        assert 7 <= first <= 9
         assert second == 0
         assert third <= 2, "tables and executed may need more room"
         uploaded = [each.bytes_uploaded or 0 for each in found]

@@ -35,6 +35,8 @@ APPROXIMATE = 32.0
 kernels of one GPU differ by 8 (H200, docs/performance.md)…"""
 TRUNCATED = 0.1
 """…and tensor cores, which truncate, by 0.024 for each product of one sign that they sum."""
+BIASED_TF32 = 0.1
+"""…and products in TF32 by 0.03 roundoffs where all terms have one sign (H200)."""
 SIGMAS = 6.0
 """How far one bucket of 64 may lie from the others."""
 NORMAL_MEDIAN = 0.6745
@@ -124,11 +126,13 @@ def directions_of(a: Side, b: Side, found: Differences) -> Directions:
         for column, values in zip(columns, measured, strict=True):
             column[operands] = values[at.reshape(-1)]
     factor, shift, evenness, peak = columns
-    finer = _dtype_differs(a, b, found)
+    ours, theirs = _roundoffs(a, b, found)
+    differs, is_tf32 = ours != theirs, found.roundoff > np.maximum(ours, theirs)
     shared, own = (
-        1.0 / np.sqrt(np.maximum(lines * evenness, 1.0)) for lines in _independent(a, found, finer)
+        1.0 / np.sqrt(np.maximum(lines * evenness, 1.0))
+        for lines in _independent(a, found, differs | is_tf32)
     )
-    return Directions(a, factor, shift, shared, own, peak, _floor(found, finer))
+    return Directions(a, factor, shift, shared, own, peak, _floor(found, differs, is_tf32))
 
 
 def _measured(
@@ -160,35 +164,41 @@ def _peaks(a: Prints, ours: Ints, b: Prints, theirs: Ints) -> Floats:
     return out
 
 
-def _independent(a: Side, found: Differences, finer: Floats) -> tuple[Floats, Floats]:
+def _independent(a: Side, found: Differences, other_weights: Bools) -> tuple[Floats, Floats]:
     """Return how many lines of each operand err independently, and how many of its elements do.
 
     The second holds where the launch rounds its output and little else.
+
+    Args:
+        a: The candidate.
+        found: How its tensors differ.
+        other_weights: Of each launch, whether the two sides round its weights differently.
     """
     elements = np.maximum(a.elements, 1).astype(float)
     width = np.maximum(a.width, 1)
     lines = np.maximum(elements / width, 1.0)
     held = found.parameters
-    other_weights = (finer > 0) | ((held.count > 0) & ~held.same)
+    other_weights = other_weights | ((held.count > 0) & ~held.same)
     lines = np.where(other_weights[a.owner], np.minimum(lines, width), lines)
     alone = is_lean(a, np.arange(len(a))) & ~other_weights
     return lines, np.where(alone[a.owner], elements, lines)
 
 
-def _dtype_differs(a: Side, b: Side, found: Differences) -> Floats:
-    """Return the coarser roundoff of each launch whose two sides have different dtypes, else 0."""
+def _roundoffs(a: Side, b: Side, found: Differences) -> tuple[Floats, Floats]:
+    """Return the roundoff of the coarsest dtype of each launch, on either side."""
     ours, theirs = np.zeros(len(a)), np.zeros(len(a))
     roundoffs = np.array([unit_roundoff(text) for text in a.words.texts], float)
-    np.maximum.at(ours, a.owner, roundoffs[a.dtype])
     paired = np.flatnonzero(found.other >= 0)
+    np.maximum.at(ours, a.owner[paired], roundoffs[a.dtype[paired]])
     np.maximum.at(theirs, a.owner[paired], roundoffs[b.dtype[found.other[paired]]])
-    return np.where(ours != theirs, np.maximum(ours, theirs), 0.0)
+    return ours, theirs
 
 
-def _floor(found: Differences, finer: Floats) -> Floats:
+def _floor(found: Differences, differs: Bools, is_tf32: Bools) -> Floats:
     """Return the bias that each launch may have in clean code, whatever its size."""
     accumulator = np.minimum(found.roundoff, UNIT_ROUNDOFF["float32"])
     products = np.maximum(found.inputs.width, found.made.width)
+    out: Floats = accumulator * (APPROXIMATE + TRUNCATED * products)
     # A constant such as √width is rounded to the dtype of one side, and not to that of the other.
-    out: Floats = accumulator * (APPROXIMATE + TRUNCATED * products) + finer
-    return out
+    out = out + np.where(differs, found.roundoff, 0.0)
+    return out + np.where(is_tf32, BIASED_TF32 * found.roundoff, 0.0)
