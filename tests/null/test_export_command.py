@@ -71,6 +71,22 @@ def test_perfetto_is_named_after_the_run(
     assert "ui.perfetto.dev" in result.stderr
 
 
+@pytest.mark.parametrize("form", ["perfetto", "otlp"])
+def test_a_run_without_a_timeline_holds_its_bricks(tmp_path: Path, form: str) -> None:
+    if form == "otlp":
+        pytest.importorskip("opentelemetry.proto", reason="opentelemetry-proto is not installed")
+    path = tmp_path / "brief.brick"
+    profiler = BrickProfiler("brief", enabled=True, device="NULL", path=path)
+    with profiler, profiler.step(tokens=1, phase="decode"), profiler.brick("RmsNorm"):
+        profiler.advance(1_000)
+    result = export(path, "--to", form, "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "2 slices" in result.stderr or "2 spans" in result.stderr
+    assert "from their first entry to their last" in result.stderr
+    (written,) = [*tmp_path.glob("out"), *tmp_path.glob("out.traces.pb")]
+    assert b"RmsNorm" in written.read_bytes()
+
+
 def test_what_cannot_be_written_is_said_and_leaves_nothing(rich: Path, tmp_path: Path) -> None:
     missing = export(rich, "--to", "perfetto", "-o", tmp_path / "no" / "such")
     assert isinstance(missing.exception, ExportError)

@@ -63,6 +63,41 @@ def test_layers_have_tracks_with_a_slice_per_pass(tmp_path: Path) -> None:
         assert {trace.above(trace.above(track)).name} == {"launches"}
 
 
+def test_a_run_without_a_timeline_shows_each_brick_from_first_to_last(tmp_path: Path) -> None:
+    path = tmp_path / "run.brick"
+    with BrickProfiler("brief", enabled=True, device="NULL", path=path) as profiler:
+        for _ in range(3):
+            with profiler.step(tokens=1, phase="decode"):
+                for name, took in (("RmsNorm", 4_000), ("LmHead", 9_000)):
+                    with profiler.brick(name, layer=1):
+                        profiler.advance(took)
+    trace, drawn = exported(path)
+    (thread,) = [track for track in trace.tracks.values() if track.tid]
+    above = [track for track in trace.tracks.values() if track is not thread]
+    slices = {each[2]: each for track in (thread, *above) for each in track.slices}
+    assert slices["decode"][0] == slices["RmsNorm"][0]
+    assert slices["decode"][1] == slices["LmHead"][1]
+    assert slices["LmHead"][1] - slices["RmsNorm"][0] == 39_000
+    assert slices["RmsNorm"][3] == {"layer": 1, "elements": 3, "entries": 3, "total_ns": 12_000}
+    assert (drawn.slices, drawn.summaries, drawn.overlapping) == (3, 3, 1)
+    assert not [track for track in above if "layer" in track.name]
+
+
+def test_a_brick_that_launches_show_is_not_summed_up(tmp_path: Path) -> None:
+    path = tmp_path / "run.brick"
+    with BrickProfiler("brief", enabled=True, device="NULL", path=path) as profiler:
+        shown = profiler.brick("Shown")
+        for name in ("Shown", "Alone"):
+            with profiler.step(tokens=1), profiler.brick(name):
+                profiler.advance(1_000)
+        number, times = profiler.traces.reserve(), {"enqueue_ns": 0, "start_ns": 0, "end_ns": 1_000}
+        profiler.traces.write(number, name="Shown", slot=shown.slot, **times)
+    trace, drawn = exported(path)
+    names = [each[2] for track in trace.tracks.values() for each in track.slices]
+    assert sorted(names) == ["Alone", "Shown"]
+    assert drawn.summaries == 1
+
+
 def test_flows_lead_from_the_launch_to_the_kernel(tmp_path: Path) -> None:
     trace, drawn = exported(export_runs.launched_run(tmp_path / "run.brick", steps=3))
     stream = trace.track(f"stream {export_runs.STREAM:#x}")

@@ -130,10 +130,19 @@ def _perfetto(run: Run, target: Path | None, options: Options) -> None:
     with _placed(file, force=options.force) as stream:
         drawn = write_perfetto(run, stream)
     say(f"wrote {file}: {_drawn_words(drawn)}")
+    _say_summaries(drawn.summaries, "slices")
     if not drawn.slices and not drawn.instants:
         say("nothing in it has a time: record with timeline_steps=N, or trace launches")
     else:
         say("open it at https://ui.perfetto.dev; the file stays on this machine")
+
+
+def _say_summaries(count: int, what: str) -> None:
+    if count:
+        say(
+            f"{count:,} {what} are bricks from their first entry to their last, because the run"
+            " keeps no timeline; record with timeline_steps=N for every entry"
+        )
 
 
 def _drawn_words(drawn: Drawn) -> str:
@@ -163,6 +172,7 @@ def _deliver(found: Requests, files: Mapping[str, Path], options: Options, *, ke
         _send(found, options.endpoint, files, kept=kept)
     if found.left_out:
         say(f"{found.left_out:,} older or inner spans are not in it; raise --spans for more")
+    _say_summaries(found.summaries, "spans")
     if found.untimed:
         say(f"{found.untimed:,} entries have no start and end, so they are no spans")
 

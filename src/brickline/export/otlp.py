@@ -41,6 +41,8 @@ class Requests:
     """Points of metrics."""
     points_are: str = "histograms"
     """What the points are called."""
+    summaries: int = 0
+    """Spans that stand for all entries of a brick."""
 
 
 def requests_of_run(run: Run, profile: Profile, *, limit: int) -> Requests:
@@ -66,6 +68,7 @@ def requests_of_run(run: Run, profile: Profile, *, limit: int) -> Requests:
         spans=sum(len(part.rows) for part in spans),
         left_out=sum(part.left_out for part in spans),
         untimed=sum(part.untimed for part in spans),
+        summaries=sum(row.entries > 0 for part in spans for row in part.rows),
         histograms=points,
     )
 
@@ -209,6 +212,8 @@ def _span(proto: Proto, row: SpanRow) -> Any:
         "brickline.layer": None if row.layer < 0 else row.layer,
         "brickline.elements": row.elements or None,
         "brickline.trace": row.launch or None,
+        "brickline.entries": row.entries or None,
+        "brickline.total_ns": row.total_ns if row.entries else None,
         "brickline.device": f"CUDA:{row.place.device}" if on_device else None,
         "brickline.stream": f"{row.place.number:#x}" if on_device else None,
         "thread.id": None if on_device else row.place.number,

@@ -45,6 +45,10 @@ class SpanRow:
     elements: int
     launch: int
     """Id of the launch in its part; 0 for what is none."""
+    entries: int = 0
+    """How many entries of a brick this span stands for, from the first to the last; 0: itself."""
+    total_ns: int = 0
+    """What those took in all."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,8 @@ def _row(
         layer=int(spans.layer[row]),
         elements=int(spans.elements[row]),
         launch=int(spans.trace[row]),
+        entries=int(spans.entries[row]),
+        total_ns=int(spans.total[row]),
     )
 
 

@@ -50,7 +50,7 @@ from brickline.runs import Part, Run
 
 Integers: TypeAlias = NDArray[np.int64]
 
-ANNOTATIONS = ("step", "layer", "elements", "trace")
+ANNOTATIONS = ("step", "layer", "elements", "trace", "entries", "total_ns")
 """What is said of an entry when it is selected."""
 
 
@@ -62,6 +62,8 @@ class Drawn:
     instants: int = 0
     flows: int = 0
     tracks: int = 0
+    summaries: int = 0
+    """Slices that stand for all entries of a brick."""
     overlapping: int = 0
     """Slices on further tracks."""
     untimed: int = 0
@@ -116,6 +118,7 @@ class _PartTracks:
     def write(self, spans: Spans) -> None:
         """Write every thread and stream, then the layers."""
         self._drawn.untimed += spans.untimed
+        self._drawn.summaries += int(np.count_nonzero(spans.entries))
         launched = np.flatnonzero(spans.enqueue >= 0)
         flows = np.zeros(len(spans), np.uint64)
         flows[launched] = self._packets.flows(len(launched))
@@ -192,6 +195,8 @@ class _PartTracks:
             spans.layer[rows],
             np.where(spans.elements[rows] > 1, spans.elements[rows], absent),
             np.where(spans.trace[rows] > 0, spans.trace[rows].astype(np.int64), absent),
+            np.where(spans.entries[rows] > 0, spans.entries[rows], absent),
+            np.where(spans.entries[rows] > 0, spans.total[rows], absent),
         )
         flow = None if flows is None else flows[rows]
         events = Events(
@@ -215,7 +220,7 @@ class _PartTracks:
 def layer_passes(spans: Spans, device: int) -> Spans:
     """Return one entry per pass through a layer: what follows in one place, step and layer."""
     on_device = np.array([place.device == device for place in spans.places], bool)
-    of_work = (spans.kind == Kind.BRICK) | (spans.kind == Kind.LAUNCH)
+    of_work = (spans.kind == Kind.BRICK) & (spans.entries == 0) | (spans.kind == Kind.LAUNCH)
     rows = np.flatnonzero(on_device[spans.place] & of_work & (spans.layer >= 0) & ~spans.instant)
     rows = rows[np.lexsort((spans.start[rows], spans.place[rows]))]
     changes = np.zeros(len(rows), bool)

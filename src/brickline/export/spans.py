@@ -1,5 +1,8 @@
 """What a run holds that has a place in time: the timeline's steps, bricks and tiles, and launches.
 
+A run that keeps no timeline knows of each brick when its first entry began, when its last one
+ended, and how much time all of them took. Such a brick is one entry, a summary.
+
 Every part becomes columns of the same form, on one clock for the whole run. Exporters of timelines
 draw or send them; how, is not known here.
 """
@@ -95,6 +98,10 @@ class Spans:
     """When the host enqueued a launch that ran elsewhere; -1 otherwise."""
     thread: Integers
     """Row of `places` of the thread that enqueued it."""
+    entries: Integers
+    """How many entries of a brick this one stands for, from the first to the last; 0: itself."""
+    total: Integers
+    """Nanoseconds that those took in all; 0 where it stands for itself."""
     untimed: int = 0
     """Entries and launches of which no time is known, so that they have no place here."""
 
@@ -134,6 +141,8 @@ def spans_of_part(part: Part, shift_ns: int = 0) -> Spans:
     """Return what a part has of timeline and launches, with times moved by `shift_ns`."""
     names, phases, places = Ids(), Ids(), Ids()
     groups = [_timeline(part, names, phases, places), _launches(part, names, phases, places)]
+    if not len(part.recent):
+        groups.append(_summaries(part, names, phases, places))
     untimed = sum(int(group.pop("untimed")) for group in groups)
     columns = {name: np.concatenate([group[name] for group in groups]) for name in groups[0]}
     for name in ("start", "end"):
@@ -194,18 +203,50 @@ def _launches(part: Part, names: Ids, phases: Ids, places: Ids) -> dict[str, Any
     }
 
 
+def _summaries(part: Part, names: Ids, phases: Ids, places: Ids) -> dict[str, Any]:
+    """Return one entry for each brick on each lane, but not for those that launches show."""
+    traces, nodes = part.traces, part.nodes
+    shown = np.unique(traces["slot"][(traces["start_ns"] >= 0) & (traces["end_ns"] >= 0)])
+    slots = slot_rows(part, nodes["slot"], names)
+    kind = KIND_OF_SLOT[np.minimum(slots["kind"], 255)]
+    wanted = (kind == Kind.BRICK) & ~np.isin(nodes["slot"], shown)
+    wanted |= (kind == Kind.STEP) & (len(shown) == 0)
+    wanted &= (nodes["timed"] > 0) & (nodes["first_ns"] <= nodes["last_ns"])
+    wanted &= nodes["last_ns"] < LAST_NS
+    rows, slots, kind = nodes[wanted], slots[wanted], kind[wanted]
+    start, end = rows["first_ns"].astype(np.int64), rows["last_ns"].astype(np.int64)
+    category = np.minimum(slots["category"], len(BrickCategory) - 1).astype(np.int64)
+    return _columns(rows, start, end) | {
+        "kind": kind,
+        "name": np.where(slots["name"] == names[""], names["step"], slots["name"]).astype(np.int64),
+        "category": np.where(kind == Kind.STEP, STEP, category),
+        "phase": _phases(part, rows["phase"], phases),
+        "place": _lane_places(part, part.node_lanes[wanted], places),
+        # A step goes on while its bricks do.
+        "depth": np.where(kind == Kind.STEP, 0, 1),
+        "layer": slots["layer"].astype(np.int64),
+        "elements": np.minimum(rows["elements"], LAST_NS).astype(np.int64),
+        "entries": rows["timed"].astype(np.int64),
+        "total": np.minimum(rows["total_ns"], LAST_NS).astype(np.int64),
+        "untimed": 0,
+    }
+
+
 def _columns(rows: NDArray[Any], start: Integers, end: Integers) -> dict[str, Any]:
     """Return what is in every entry, and what only some have as if it were not there."""
+    names, none = rows.dtype.names or (), np.zeros(len(rows), np.int64)
     return {
         "start": start,
         "end": end,
-        "step": rows["step"].astype(np.int64),
-        "elements": np.zeros(len(rows), np.int64),
+        "step": rows["step"].astype(np.int64) if "step" in names else none,
+        "entries": none,
+        "total": none,
+        "elements": none,
         "instant": np.zeros(len(rows), bool),
         "trace": np.zeros(len(rows), np.uint64),
         "parent": np.zeros(len(rows), np.uint64),
         "enqueue": np.full(len(rows), -1, np.int64),
-        "thread": np.zeros(len(rows), np.int64),
+        "thread": none,
     }
 
 
