@@ -229,7 +229,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     try:
         import torch
     except ImportError:
-        return []
+        return harness.not_measured("fingerprint", harness.NO_TORCH)
     claims = on_cpu(torch, 5 if quick else 25)
     if torch.cuda.is_available():
         claims += on_cuda(torch, 10 if quick else 40)

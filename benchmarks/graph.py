@@ -2,17 +2,18 @@
 
 Claims: under 2 s, at most 100 bytes a node with two edges each. Peer: networkx's
 ``dag_longest_path`` over the same dependencies at a size it can bear, per node. Run with
-``python benchmarks/graph.py``; prints JSON.
+``python benchmarks/graph.py``.
 """
 
 from __future__ import annotations
 
-import json
+import sys
 import time
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from harness import Claim, main
 
 from brickline.graph import EdgeKind, ExecutionGraph, GraphTables, NodeKind
 from brickline.graph_rows import NO_DETAIL, TIMED, detail_dtype, edge_dtype, node_dtype
@@ -77,36 +78,26 @@ def networkx_ns_per_node() -> float | None:
     return best_of(3, lambda: networkx.dag_longest_path(peer)) / PEER_NODES * 1e9
 
 
-def run() -> list[dict[str, Any]]:
+def run(quick: bool = False) -> list[dict[str, Any]]:
     """Return one row for each claim."""
-    graph = ExecutionGraph.from_tables(decode_graph(NODES))
-    path_s = best_of(3, graph.critical_path)
-    slack_s = best_of(3, graph.slack)
-    stored = graph.size_bytes / NODES
+    count, repeats = (NODES // 10, 1) if quick else (NODES, 3)
+    graph = ExecutionGraph.from_tables(decode_graph(count))
+    path_s = best_of(repeats, graph.critical_path)
+    slack_s = best_of(repeats, graph.slack)
+    stored = graph.size_bytes / count
     graph.outgoing_edges(0)
     graph.nodes_by_name("Brick0")
-    indexed = graph.size_bytes / NODES
-    peer = networkx_ns_per_node()
-    peers = {} if peer is None else {f"networkx dag_longest_path, {PEER_NODES} nodes": peer}
-    rows = [
-        ("graph: critical path of a million nodes", path_s, "s", 2.0, {}),
-        ("graph: slack of a million nodes", slack_s, "s", 2.0, {}),
-        ("graph: critical path, each node", path_s / NODES * 1e9, "ns", 2000.0, peers),
-        ("graph: memory, each node with two edges", stored, "bytes", 100.0, {}),
-        ("graph: the same with every index built", indexed, "bytes", None, {}),
-    ]
-    return [
-        {
-            "name": name,
-            "figure": figure,
-            "unit": unit,
-            "target": target,
-            "met": target is None or figure <= target,
-            "peers": peers_of,
-        }
-        for name, figure, unit, target, peers_of in rows
-    ]
+    indexed = graph.size_bytes / count
+    peers = {f"networkx dag_longest_path, {PEER_NODES} nodes": networkx_ns_per_node()}
+    claims = (
+        Claim(f"graph: critical path of {count:,} nodes", path_s, "s", 2.0),
+        Claim(f"graph: slack of {count:,} nodes", slack_s, "s", 2.0),
+        Claim("graph: critical path, each node", path_s / count * 1e9, "ns", 2000.0, peers),
+        Claim("graph: memory, each node with two edges", stored, "bytes", 100.0),
+        Claim("graph: the same with every index built", indexed, "bytes", None),
+    )
+    return [claim.as_dict() for claim in claims]
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))
+    sys.exit(main(run, description=__doc__))

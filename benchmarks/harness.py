@@ -70,6 +70,15 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
+NO_GPU = "needs PyTorch and a GPU that it sees"
+NO_TORCH = "needs PyTorch"
+
+
+def not_measured(name: str, why: str) -> list[dict[str, Any]]:
+    """The claims of a benchmark that cannot run here: one, which is not judged and says why."""
+    return [Claim(name, None, "", None, note=f"not measured: {why}").as_dict()]
+
+
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """Smallest to largest, for a note."""
     return f"{min(values):.{digits}f}..{max(values):.{digits}f}"

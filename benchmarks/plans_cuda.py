@@ -191,7 +191,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure every claim of this file."""
     torch = harness.torch_with_cuda()
     if torch is None:
-        return []
+        return harness.not_measured("plans_cuda", harness.NO_GPU)
     repeats = 5 if quick else 15
     return [replaying(torch, repeats), launching(torch, 5 * repeats)]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import Claim, torch_with_cuda
+from harness import NO_GPU, Claim, not_measured, torch_with_cuda
 
 import brickline as bl
 
@@ -202,8 +203,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure every claim of this file."""
     torch = torch_with_cuda()
     if torch is None:
-        return []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        return not_measured("profiler_cuda", NO_GPU)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", file=sys.stderr)
     scale = 1 if quick else 4
     return [
         host_cost(torch, 50 * scale),

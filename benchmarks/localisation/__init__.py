@@ -13,7 +13,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Return one dict for each claim; `quick` scores every seventh case and no recorded runs."""
+    """Return one dict for each claim; `quick` scores one case in sixty and no recorded runs."""
     from localisation.claims import claims
 
     return claims(quick)

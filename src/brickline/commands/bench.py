@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from brickline.commands.streams import print_document, say
 from brickline.errors import UsageError
 
 GROUPS = {
@@ -29,6 +32,7 @@ GROUPS = {
     "plans": ("plans_cpu", "plans_cuda", "plans_decode"),
     "megakernel": ("megakernel_planning", "megakernel_queue", "megakernel_cuda"),
     "cuda": ("profiler_cuda", "kernels_cuda", "plans_cuda", "plans_decode", "megakernel_cuda"),
+    "look": ("look",),
     "divergence": (
         "fingerprint",
         "recording",
@@ -55,27 +59,54 @@ def bench(
 ) -> None:
     """Measure the claims of benchmarks/, from a checkout; exit 1 where one is not met.
 
+    Exit 3 where nothing could be measured here, because a GPU or a package is missing.
+
     Example: brickline bench profiler
     """
     directory = _benchmarks()
     chosen = _chosen(directory, name)
     console = Console(stderr=json)
     claims: list[dict[str, Any]] = []
-    for module in chosen:
-        with console.status(f"Measuring {module}…"):
-            claims += _load(directory, module).run(quick=quick)
+    with _output_to_stderr() if json else nullcontext():
+        for module in chosen:
+            with console.status(f"Measuring {module}…"):
+                claims += _measured(directory, module, quick=quick)
     if json:
-        typer.echo(
-            json_module.dumps(
-                {"schema": "brickline-bench", "version": 1, "claims": claims}, indent=1
-            )
-        )
+        document = {"schema": "brickline-bench", "version": 1, "claims": claims}
+        print_document(f"{json_module.dumps(document, indent=1)}\n")
     else:
         console.print(_table(claims))
         for words in _notes(claims):
             console.print(words, markup=False, highlight=False)
     if any(claim["met"] is False for claim in claims):
         raise typer.Exit(1)
+    if all(claim["figure"] is None for claim in claims):
+        say("nothing could be measured here; the notes of the claims say what is missing")
+        raise typer.Exit(3)
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send what benchmarks and their children print to standard error: JSON goes out alone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _measured(directory: Path, name: str, *, quick: bool) -> list[dict[str, Any]]:
+    """Return a benchmark's claims; one that is not judged where a package is missing."""
+    try:
+        claims: list[dict[str, Any]] = _load(directory, name).run(quick=quick)
+    except ImportError as error:
+        return list(_harness(directory).not_measured(name, str(error)))
+    return claims
 
 
 def _benchmarks() -> Path:
@@ -87,10 +118,11 @@ def _benchmarks() -> Path:
 
 
 def _chosen(directory: Path, name: str | None) -> list[str]:
-    parts = {"harness", "in_situ", "streaming_read", "triton_nothing"}
-    parts |= {"look_run", "clean_op_cases", "clean_op_draws", "clean_op_products", "clean_regions"}
-    known = {path.stem for path in directory.glob("*.py")} - parts
-    known |= {path.parent.name for path in directory.glob("*/__init__.py")}
+    known = {
+        path.parent.name if path.stem == "__init__" else path.stem
+        for path in (*directory.glob("*.py"), *directory.glob("*/__init__.py"))
+        if "\ndef run(quick" in path.read_text(encoding="utf-8")
+    }
     if name is None:
         return [each for each in GROUPS["profiler"] if each in known]
     if name in GROUPS:
@@ -108,16 +140,22 @@ def _load(directory: Path, name: str) -> Any:
     if (directory / name).is_dir():
         return importlib.import_module(name)  # it imports its own modules when it runs
     try:
-        spec = importlib.util.spec_from_file_location(
-            f"brickline_bench_{name}", directory / f"{name}.py"
-        )
-        if spec is None or spec.loader is None:
-            raise UsageError(f"{directory / name}.py cannot be loaded")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        return _from_file(directory / f"{name}.py", f"brickline_bench_{name}")
     finally:
         sys.path.remove(str(directory))
+
+
+def _harness(directory: Path) -> Any:
+    return _from_file(directory / "harness.py", "brickline_bench_harness")
+
+
+def _from_file(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
     return module
 
 
