@@ -131,7 +131,7 @@ class BrickId(int):
     @classmethod
     def from_name(cls, name: str) -> BrickId | None:
         """Return the id that a name or alias stands for, or None for a dynamic name."""
-        return _BY_NAME.get(name)
+        return _BY_NAME.get(name) if isinstance(name, str) else None
 
     def __repr__(self) -> str:
         return f"BrickId.{_ROWS[self][0]}" if 0 <= self < len(_ROWS) else f"BrickId({int(self)})"

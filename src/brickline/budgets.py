@@ -25,11 +25,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from brickline.bricks import BrickCategory, BrickId
 from brickline.errors import BudgetError
+from brickline.paths import given_path
 from brickline.profile import Profile
 from brickline.stats import BrickStats, CategoryStats
 
@@ -107,8 +107,8 @@ def load_budgets(path: str | os.PathLike[str]) -> Budgets:
     """
     where = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = given_path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise BudgetError(f"expected a budget file at {where}, but {reason}") from None
     return parse_budgets(text, source=where)

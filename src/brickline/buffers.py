@@ -46,6 +46,13 @@ def _code_of(dtype: Any) -> int:
 _BY_DLPACK = {(_dlpack_code(each), 8 * each.size_bytes): each for each in DTYPES.values()}
 
 
+def _integers(what: str, given: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise LaunchError(f"expected {what} as integers, got {given!r:.80}") from None
+
+
 class Buffer(_core.BufferCore):
     """Contiguous memory of one device, with a shape and a dtype.
 
@@ -72,7 +79,10 @@ class Buffer(_core.BufferCore):
         Raises:
             LaunchError: if the memory is none that a device can address.
         """
-        found, sizes = dtype_of(dtype), tuple(operator.index(size) for size in shape)
+        found, sizes = dtype_of(dtype), _integers("shape", shape)
+        address, kind, number = _integers("address, kind and number", (address, kind, number))
+        if not (0 <= kind < 2**31 and 0 <= number < 2**31):
+            raise LaunchError(f"expected a device's kind and number, got {kind} and {number}")
         if any(size < 0 for size in sizes):
             raise LaunchError(f"expected sizes from 0 on, got shape {sizes}")
         nbytes = math.prod(sizes) * found.size_bytes
@@ -281,7 +291,7 @@ def _refuse_strides(strides: Sequence[int], remedy: str) -> None:
 
 def aligned_memory(shape: Sequence[int], dtype: str) -> Buffer:
     """Return fresh host memory, aligned to `ALIGNMENT` bytes."""
-    nbytes = max(0, math.prod(map(operator.index, shape))) * dtype_of(dtype).size_bytes
+    nbytes = max(0, math.prod(_integers("shape", shape))) * dtype_of(dtype).size_bytes
     try:
         memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, OverflowError, ValueError) as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from brickline.errors import BricklineError
+from brickline.paths import given_path
 from brickline.whole_files import OVERWRITE, whole_file
 
 HEAD_BYTES = 4096
@@ -34,6 +35,8 @@ def parsed_json(text: str | bytes) -> Any:
     """
     try:
         return json.loads(text)
+    except TypeError:
+        raise ValueError(f"expected text, got {type(text).__name__}") from None
     except RecursionError:
         raise ValueError("it nests too deeply") from None
 
@@ -134,7 +137,7 @@ class DocumentFormat:
         Raises:
             BricklineError: It is no file, too large, or cannot be read.
         """
-        where = f"{path!s:.400}"
+        where = f"{given_path(path)!s:.400}"
         try:
             if os.path.exists(path) and not os.path.isfile(path):
                 raise self.damaged(f"{where}: expected a file, got a directory, a device or a pipe")
@@ -153,7 +156,7 @@ class DocumentFormat:
             UsageError: The file is there and overwriting was not asked for.
             BricklineError: It is too large to be read again, or the disk refuses.
         """
-        target = Path(path)
+        target = given_path(path)
         if len(text) > self.max_bytes:
             raise self.inaccessible(
                 f"{target}: the {self.name} has {len(text)} bytes, and at most {self.max_bytes} "

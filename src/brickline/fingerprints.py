@@ -70,6 +70,8 @@ class Fingerprint:
     """
 
     def __init__(self, record: bytes) -> None:
+        if not isinstance(record, bytes | bytearray | memoryview):
+            raise UsageError(f"expected a fingerprint's record as bytes, got {record!r:.80}")
         if len(record) != RECORD_BYTES:
             raise RunDamaged(
                 f"expected a fingerprint of {RECORD_BYTES} bytes, got {len(record)}; the record is "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from brickline.graph_arguments import graph_errors, node_id
+from brickline.graph_arguments import graph_errors, node_id, number, text
 from brickline.graph_builder import GraphBuilder
 from brickline.graph_rows import (
     NO_NODE,
@@ -166,11 +166,11 @@ class ExecutionGraph(GraphBuilder):
 
     def nodes_by_name(self, name: str) -> list[GraphNode]:
         """Return all nodes of that name, in id order."""
-        return [self.node(node) for node in self._store.nodes_by_name(name)]
+        return [self.node(node) for node in self._store.nodes_by_name(text("name", name))]
 
     def node_by_name(self, name: str) -> GraphNode | None:
         """Return the last node of that name, or None."""
-        node = self._store.last_node_by_name(name)
+        node = self._store.last_node_by_name(text("name", name))
         return None if node is None else self.node(node)
 
     def outgoing_edges(self, node: int) -> list[GraphEdge]:
@@ -238,7 +238,8 @@ class ExecutionGraph(GraphBuilder):
             peak_gbps: Measured memory bandwidth in GB/s, above 0.
         """
         with graph_errors():
-            rows = self._store.roofline_distance(peak_tflops, peak_gbps)
+            peaks = number("peak_tflops", peak_tflops), number("peak_gbps", peak_gbps)
+            rows = self._store.roofline_distance(*peaks)
         return [RooflineDistance(row[0], self.node(row[0]).name, *row[1:]) for row in rows]
 
     def ping_pong(self) -> list[PingPong]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -38,10 +39,21 @@ def rate(name: str, value: float | None) -> float:
     """Return a finite rate from 0, or NaN for what was not measured."""
     if value is None:
         return math.nan
-    if not (math.isfinite(value) and value >= 0):
+    found = number(name, value)
+    if not (math.isfinite(found) and found >= 0):
         raise CountError(f"expected {name} finite and at least 0, got {value}; leave it out when "
                          "it was not measured")  # fmt: skip
-    return float(value)
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """Return a real number as a float."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CountError(f"expected {name} as a number, got {value!r:.80}")
 
 
 def text(name: str, value: Any) -> str:
@@ -57,7 +69,7 @@ def text(name: str, value: Any) -> str:
 
 def dim3(name: str, value: Any) -> list[int]:
     """Return three sizes; missing ones are 1."""
-    sizes = [value] if isinstance(value, int) else list(value)
+    sizes = list(value) if isinstance(value, Iterable) else [value]
     if not 1 <= len(sizes) <= 3:
         raise CountError(f"expected {name} with one to three sizes, got {value!r}")
     return [count(name, size, MAX_U32) for size in sizes] + [1] * (3 - len(sizes))

@@ -19,6 +19,7 @@ from brickline.graph_arguments import (
     direction_code,
     graph_errors,
     node_id,
+    number,
     optional_count,
     rate,
     text,
@@ -229,6 +230,7 @@ class GraphBuilder:
             kind = EdgeKind(kind)
         except ValueError:
             raise GraphError(f"expected an EdgeKind, got {kind!r}") from None
+        weight = number("weight", weight)
         if not math.isfinite(weight) or abs(weight) > 3.4e38:
             raise CountError(f"expected a finite single-precision weight, got {weight}")
         if (size_bytes is None) != (direction is None) or (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from brickline.bricks import BrickId
+from brickline.documents import parsed_json
 from brickline.errors import CountError, GraphError
 from brickline.graph_arguments import count, text
 from brickline.graph_rows import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 JSON_FORMAT = "brickline-graph"
 JSON_VERSION = 1
 MAX_TREE_DEPTH = 200
+MAX_INDENT = 16
 NOTEBOOK_ROWS = 60
 """Rows of the tree in a notebook's output."""
 # Above this, readers that hold numbers as doubles lose digits; such integers are written as text.
@@ -191,6 +193,7 @@ def tree(
         max_depth: Levels shown.
         max_rows: Rows shown.
     """
+    max_depth, max_rows = count("max_depth", max_depth), count("max_rows", max_rows)
     if not 1 <= max_depth <= MAX_TREE_DEPTH or max_rows < 1:
         raise CountError(f"expected max_depth from 1 to {MAX_TREE_DEPTH} and max_rows from 1, got "
                          f"{max_depth} and {max_rows}")  # fmt: skip
@@ -225,6 +228,7 @@ def path_summary(graph: ExecutionGraph, max_rows: int) -> str:
     """Return the critical path and the nodes with most slack as text."""
     import numpy as np
 
+    max_rows = count("max_rows", max_rows)
     path = graph.critical_path()
     length = _counted(len(path.nodes), "node")
     title = f"Critical path: {path.total_ns / 1e6:.3f} ms over {length}"
@@ -299,6 +303,7 @@ def _edge_json(edge: GraphEdge) -> dict[str, Any]:
 
 def json_text(graph: ExecutionGraph, indent: int | None) -> str:
     """Return a graph as JSON. Times are in ns; a node's id is its place in ``nodes``."""
+    indent = None if indent is None else count("indent", indent, MAX_INDENT)
     document = {
         "format": JSON_FORMAT,
         "version": JSON_VERSION,
@@ -360,8 +365,8 @@ def _add_edge(graph: ExecutionGraph, row: dict[str, Any]) -> None:
 
 def _document(source: str | bytes) -> dict[str, Any]:
     try:
-        document = json.loads(source)
-    except (ValueError, RecursionError) as error:
+        document = parsed_json(source)
+    except ValueError as error:
         raise GraphError(f"expected the JSON of a graph, got text that is none: {error}") from None
     if not isinstance(document, dict) or document.get("format") != JSON_FORMAT:
         raise GraphError(f"expected JSON with format {JSON_FORMAT!r}, got something else; "

@@ -165,7 +165,11 @@ class Kernel:
             shared_bytes=scope.expression(shared_bytes, "shared_bytes"),
             flops=flops if flops is None else scope.expression(flops, "flops"),
             bytes=bytes if bytes is None else scope.expression(bytes, "bytes"),
-            defines=_macros(defines or {}, {self.entry, *(each.name for each in arguments)}, where),
+            defines=_macros(
+                {} if defines is None else defines,
+                {self.entry, *(each.name for each in arguments)},
+                where,
+            ),
         )
         if language == "c":
             _check_launch_of_c(self, where)
@@ -277,6 +281,8 @@ class Kernel:
             LaunchError: A size is zero or below.
         """
         where = f"kernel {self.name}"
+        if not isinstance(values, Mapping):
+            raise LaunchError(f"expected values by name, got {values!r:.80} - at {where}")
         floats = {scalar.name for scalar in self.scalars if scalar.variable is None}
         integers = {name: value for name, value in values.items() if name not in floats}
         known = check_values(self.variables, integers, where)
@@ -483,6 +489,8 @@ def _macros(
     defines: Mapping[str, int | float | str], taken: set[str], where: str
 ) -> Mapping[str, int | float | str]:
     macros = {}
+    if not isinstance(defines, Mapping):
+        raise KernelError(f"expected macros by name, got {defines!r:.80} - at {where}, defines")
     for name, value in defines.items():
         check_name(name, f"the name of a macro of {where}")
         if name in taken:

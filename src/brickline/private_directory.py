@@ -85,9 +85,17 @@ def is_vacant(path: str | os.PathLike[str]) -> bool:
 
 def _absolute(directory: str | os.PathLike[str]) -> str:
     path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
-    if not isinstance(path, str) or not path or "\0" in path:
+    if not isinstance(path, str) or not path or "\0" in path or not _is_encodable(path):
         raise UsageError(f"expected the path of a directory, got {directory!r}")
     return os.path.abspath(os.path.expanduser(path))
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def distrust_of_file(found: os.stat_result) -> str | None:

@@ -76,6 +76,8 @@ class Profile:
     @classmethod
     def from_run(cls, run: Run) -> Profile:
         """Read a run; `profile_from_run` under another name."""
+        if not hasattr(run, "parts"):
+            raise UsageError(f"run: expected a Run, as Run.open returns it, got {run!r:.80}")
         return profile_from_run(run)
 
     @property
@@ -133,6 +135,8 @@ class Profile:
 
     def brick(self, brick: BrickId | str) -> BrickStats | None:
         """Return the row of a brick by id, name or alias; None where the run has none."""
+        if not isinstance(brick, int | str):
+            raise UsageError(f"brick: expected a BrickId or a name, got {brick!r:.80}")
         if isinstance(brick, int) and not 0 <= brick < BrickId.COUNT:
             raise UsageError(f"brick: expected an id from 0 to {BrickId.COUNT - 1}, got {brick!r}")
         known = BrickId(brick) if isinstance(brick, int) else BrickId.from_name(brick)
@@ -142,8 +146,12 @@ class Profile:
     def of_tile_levels(self, levels: Iterable[int]) -> tuple[TileStats, ...]:
         """Return the row of each level, all zeros where it has no tiles."""
         known = {row.level: row for row in self.tile_levels}
+        wanted = list(levels) if isinstance(levels, Iterable) else [levels]
+        for level in wanted:
+            if not isinstance(level, int) or not 0 <= level < len(TILE_LEVELS):
+                raise UsageError(f"levels: expected TileLevels, got {level!r:.80}")
         return tuple(
-            known.get(level) or TileStats(TILE_LEVELS[level], level=int(level)) for level in levels
+            known.get(level) or TileStats(TILE_LEVELS[level], level=int(level)) for level in wanted
         )
 
     @property
@@ -162,7 +170,10 @@ class Profile:
         Args:
             repeats: profiles of the same work, for the variation between them.
         """
-        return check_profile(self, repeats or ())
+        given = () if repeats is None else repeats
+        if not isinstance(given, Sequence) or not all(isinstance(x, Profile) for x in given):
+            raise UsageError(f"repeats: expected a list of Profiles, got {given!r:.80}")
+        return check_profile(self, given)
 
     def _repr_html_(self) -> str:
         from brickline.report.notebook import profile_html

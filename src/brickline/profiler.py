@@ -27,7 +27,7 @@ from brickline.recorded_bricks import RecordedBricks
 from brickline.runs import RunWriter
 from brickline.spools import Part, read_part
 from brickline.tiles import Tiles
-from brickline.timers import TimerCalls, Timers, checked_count
+from brickline.timers import TimerCalls, Timers, checked_count, checked_flag
 from brickline.traced_launches import TracedLaunches
 from brickline.traces import Traces
 
@@ -127,7 +127,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
         self._report: DivergenceReport | None = None
         self._facts: dict[str, float] = {}
         self._graph = self._new_graph()
-        self._draw(graph)
+        self._draw(checked_flag("graph", graph))
         self._clock.prepare(self)
         self.timers = Timers(self)
         self.tiles = Tiles(
@@ -346,6 +346,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
     @contextmanager
     def replay(self, graph: int) -> Iterator[None]:
         """Around each replay of a captured graph, so that its bricks are read and counted."""
+        graph = checked_count("graph", graph, 2**32 - 1)
         if not self.is_enabled() or not graph:
             yield
             return
@@ -367,7 +368,7 @@ class BrickProfiler(_core.ProfilerCore, RecordedBricks, TimerCalls, TracedLaunch
 
     def set_zero_copy(self, enabled: bool) -> None:
         """Note whether memory transfers are zero-copy."""
-        self._note_fact("zero_copy", float(enabled))
+        self._note_fact("zero_copy", float(checked_flag("enabled", enabled)))
 
     def is_zero_copy(self) -> bool:
         """Whether transfers were noted as zero-copy."""

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from brickline import abi
 from brickline.errors import NotARun, RunDamaged, RunError, RunExists, RunVersion
+from brickline.paths import given_path
 from brickline.spool_copies import copy_spool
 from brickline.spools import live_processes, spools_of_run
 
@@ -122,14 +123,16 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path without links, so that a run keeps its place when cwd changes.
 
     Raises:
+        UsageError: if it is no path.
         RunError: if it is not valid UTF-8: what is recorded and reported names it.
     """
+    given = given_path(path)
     try:
-        absolute = os.path.realpath(os.path.expanduser(path))
+        absolute = os.path.realpath(os.path.expanduser(given))
         absolute.encode()
     except UnicodeEncodeError:
         raise RunError(
-            f"expected a path in valid UTF-8, got {os.path.abspath(path)!a}; choose another, or "
+            f"expected a path in valid UTF-8, got {os.path.abspath(given)!a}; choose another, or "
             "rename what lies there or above it"
         ) from None
     return Path(absolute)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from brickline.abi import MAX_ELEMENTS, MAX_FLOPS
 from brickline.bricks import BrickId
-from brickline.errors import CountError
+from brickline.errors import CountError, UsageError
 
 if TYPE_CHECKING:
     from brickline import _core
@@ -35,6 +35,17 @@ def checked_count(name: str, value: Any, limit: int = MAX_ELEMENTS) -> int:
     if isinstance(value, bool | str) or not 0 <= number <= limit:
         raise CountError(f"{name}: expected a whole number from 0 to {limit}, got {value!r}")
     return number
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Return a yes or no.
+
+    Raises:
+        UsageError: if it is neither.
+    """
+    if not isinstance(value, int) or value not in (0, 1):
+        raise UsageError(f"{name}: expected True or False, got {value!r:.80}")
+    return bool(value)
 
 
 def checked_flops(flops: float) -> float:

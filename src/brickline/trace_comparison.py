@@ -95,7 +95,7 @@ def first_divergence(
     `compare_traces` says what was compared.
     """
     known: dict[Key, list[int]] = defaultdict(list)
-    for name, layer_idx, position, checksum in expected:
+    for name, layer_idx, position, checksum in _checksums(expected):
         known[name, layer_idx, position].append(checksum)
     seen: Counter[Key] = Counter()
     for name, layer_idx, position, checksum in actual:
@@ -105,6 +105,18 @@ def first_divergence(
         if place < len(known[key]) and known[key][place] != checksum:
             return DivergenceInfo(name, layer_idx, position, known[key][place], checksum)
     return None
+
+
+def _checksums(given: Any) -> list[KernelChecksum]:
+    """Return checksums that a caller hands in; tuples of the same four are as good."""
+    rows = list(given) if isinstance(given, Iterable) else [given]
+    for row in rows:
+        if not isinstance(row, tuple) or len(row) != 4 or not isinstance(row[0], str):
+            raise UsageError(
+                "reference: expected KernelChecksums, as `get_checksums` returns them, or another "
+                f"profiler, got {row!r:.80}"
+            )
+    return rows
 
 
 # ----------------------------------------------------------------------------------------- matching

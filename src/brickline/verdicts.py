@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from brickline.documents import parsed_json
 from brickline.errors import RunDamaged, RunError, RunVersion
+from brickline.paths import given_path
 from brickline.traces import KernelTrace
 from brickline.whole_files import OVERWRITE, whole_file
 
@@ -315,7 +316,7 @@ class DivergenceReport:
             UsageError: if the file is there and overwriting was not asked for.
             RunError: if the disk refuses.
         """
-        target = Path(path)
+        target = given_path(path)
         try:
             with whole_file(target, force=overwrite, how=OVERWRITE) as file:
                 file.write(self.to_json().encode("utf-8"))
@@ -331,11 +332,13 @@ class DivergenceReport:
             RunError: if the file cannot be read, is damaged or from a newer brickline.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = given_path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise RunError(f"{path}: cannot read the report: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise RunDamaged(f"{path}: not a divergence report: not text") from error
+        except UnicodeEncodeError as error:
+            raise RunError(f"{path!a}: cannot read the report: no file has such a name") from error
         try:
             return cls.from_json(text)
         except RunDamaged as error:

@@ -7,6 +7,7 @@ modules beside it, which are loaded when a recording begins: this one imports no
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -58,6 +59,14 @@ class RecordOptions:
                 f"tensors={self.tensors!r}; leave those out, or leave fingerprints on"
             )
 
+    @property
+    def stated_steps(self) -> dict[str, int] | list[int] | None:
+        """`steps` as the run says it: a range as its ends, because it may be of any length."""
+        asked = self.steps
+        if isinstance(asked, range):
+            return {"start": asked.start, "stop": asked.stop, "step": asked.step}
+        return None if asked is None else sorted(asked)
+
     def wants(self, position: int) -> bool:
         """Whether a call of the root is to be recorded."""
         return self.steps is None or position in self.steps
@@ -80,7 +89,7 @@ def options_from(
         include=_globs("include", include),
         exclude=_globs("exclude", exclude),
         steps=_steps(steps),
-        bricks=dict(bricks or {}),
+        bricks=_bricks(bricks),
         **plain,
     )
 
@@ -250,10 +259,16 @@ def _globs(name: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     return globs
 
 
+def _bricks(given: Mapping[str | type, BrickId | str] | None) -> dict[str | type, BrickId | str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"bricks: expected globs or classes to BrickId or names, got {given!r}")
+    return dict(given or {})
+
+
 def _steps(given: int | Iterable[int] | None) -> Collection[int] | None:
     if given is None:
         return None
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= sys.maxsize:
         return range(given)
     if isinstance(given, range):
         return given

@@ -516,7 +516,7 @@ class Recorder:
             "tensors": self.options.tensors,
             "include": list(self.options.include),
             "exclude": list(self.options.exclude),
-            "steps": None if self.options.steps is None else sorted(self.options.steps),
+            "steps": self.options.stated_steps,
             "counts": dict(self.counts) | modules,
             "fingerprints_taken": self.ledger.fingerprints,
             "tensors_saved": self.ledger.keeper.saved,
