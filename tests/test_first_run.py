@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +92,18 @@ def test_the_demo_shows_everything_it_promises(brickline, tmp_path):
     assert counts["LmHead"] == 40
     validated, _ = brickline("report", "demo.brick", "--validate")
     assert "coverage" in validated
+    assert unknown_to_git(tmp_path) == [], "what two demos left in a clone is ignored there"
+
+
+def unknown_to_git(folder):
+    """Files that a clone with this repository's .gitignore would show as untracked."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not on PATH")
+    shutil.copy(Path(__file__).parents[1] / ".gitignore", folder)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    words = ["git", "status", "--porcelain", "--untracked-files=all", "--", ".", ":!state"]
+    shown = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
+    return [line for line in shown.splitlines() if line != "?? .gitignore"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
