@@ -9,13 +9,12 @@ The method, in full:
 - The figure of a run is the mean duration without the longest 5 % of the entries, in which the
   operating system takes its turns: the exact sum, less what the histogram says of that tail.
 - The change is the difference of the mean logarithms of both sides, so a factor.
-- Its interval is Welch's: each side has a variance of its own. By chance three runs may agree far
-  better than they would again, so a variance is never taken for less than what the spread within
-  the runs makes of their means, than a tenth of what the side's bricks typically have, and than
-  `FLOOR`; and the degrees of freedom lie halfway to the fewest that they can be.
+- Its interval is Welch's: each side has a variance of its own, in which a brick borrows from the
+  others of its side (see `run_noise`). A variance is never taken for less than what the spread
+  within the runs makes of their means.
 - The intervals of all rows hold together: each is as wide as Bonferroni demands for the number of
-  rows, whatever the bricks of one run have in common. So where nothing changed, at most
-  ``1 - confidence`` of the comparisons name any row at all.
+  rows. So where nothing changed, at most ``1 - confidence`` of the comparisons name any row at all.
+- Half of an interval is what a change must exceed to be shown: the row's visible size.
 """
 
 from __future__ import annotations
@@ -23,29 +22,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, log, sqrt
-from statistics import fmean, median, variance
+from math import exp, expm1, log, sqrt
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
 
 from brickline.errors import UsageError
 from brickline.profile import Profile
+from brickline.run_noise import WITHIN_RUNS, Noise, noise_of
 from brickline.stats import BrickStats
 from brickline.student import student_quantile
 
 LEAST_RUNS = 3
-"""Runs a side; from two, a variance is a guess."""
+"""Runs a side; fewer show no change, because a variance from two is a guess."""
 CONFIDENCE = 0.95
 TRIMMED = 0.05
 """Part of the entries, the longest, that is left out of a run's figure."""
 LEAST_TRIMMED = 10
 """Of fewer entries, none is left out."""
-QUIETEST = 0.1
-"""Part of the typical variance of a side's rows below which no row of it is taken to be."""
-FLOOR = 1e-3
-"""Relative noise that is always reckoned with: runs that agree better do so by chance, or on a
-clock that somebody else moves."""
+
+ALONE = 0.2
+"""Part of the probability of error that goes to intervals by a brick's own runs alone."""
+MOST_FREEDOM = 1e6
+"""Degrees of freedom from which Student's distribution is the normal one."""
+MOST_LOG = 700.0
+"""Logarithm of a factor that a float still holds."""
 
 
 class Kind(StrEnum):
@@ -94,14 +96,19 @@ class Change:
     base_ns: float
     """Typical duration of an entry: geometric mean over the runs of the base."""
     ns: float
-    low: float
-    """Relative change, lower end: -0.02 is 2 % less time."""
+    low: float | None
+    """Relative change, lower end: -0.02 is 2 % less time. None with fewer than `LEAST_RUNS` runs
+    on a side, as is `high`."""
     change: float
-    high: float
+    high: float | None
+    visible: float
+    """The smallest slowdown that could have been shown. With one run a side it is what the spread
+    within the runs hides, and the noise between runs, which is unknown, may hide more."""
     share: float
     """Part of the base's brick time in this phase's rows; 1 for steps."""
-    noise: float
-    """Relative standard deviation from run to run, the larger of both sides."""
+    noise: float | None
+    """Relative standard deviation from run to run, the larger of both sides; None with one run a
+    side."""
     per_step: float | None = None
     """Entries for each step; None without steps."""
     base_per_step: float | None = None
@@ -109,9 +116,10 @@ class Change:
     @property
     def direction(self) -> Direction:
         """Slower or faster only where the interval does not hold 0."""
-        if self.low > 0.0:
+        if self.low is not None and self.low > 0.0:
             return Direction.SLOWER
-        return Direction.FASTER if self.high < 0.0 else Direction.UNCHANGED
+        faster = self.high is not None and self.high < 0.0
+        return Direction.FASTER if faster else Direction.UNCHANGED
 
     def exceeds(self, limit: float) -> bool:
         """Whether it is shown to be slower, and by more than `limit` at the best estimate."""
@@ -129,12 +137,12 @@ class Changes:
     only_here: tuple[Key, ...] = ()
     only_base: tuple[Key, ...] = ()
     too_few: tuple[Key, ...] = ()
-    """Recorded on both sides, and on one of them in fewer than `LEAST_RUNS` runs."""
+    """Recorded on both sides, and on one of them in too few of its runs."""
     confidence: float = CONFIDENCE
 
     @property
     def enough(self) -> bool:
-        """Whether both sides have enough runs to say anything."""
+        """Whether both sides have enough runs to show a change."""
         return min(self.runs, self.base_runs) >= LEAST_RUNS
 
     @property
@@ -151,9 +159,15 @@ class Changes:
         """Return what is slower by more than `limit`, a relative change."""
         return tuple(row for row in self.rows if row.exceeds(limit))
 
-    def open_past(self, limit: float) -> tuple[Change, ...]:
-        """Return what is not over the limit, and not shown to stay below it either."""
-        return tuple(row for row in self.rows if row.high > limit and not row.exceeds(limit))
+    def unsure(self, limit: float) -> tuple[Change, ...]:
+        """Return what is slower by more than `limit` at the best estimate, and may be by chance."""
+        return tuple(row for row in self.rows if row.change > limit and not row.exceeds(limit))
+
+    @property
+    def visible(self) -> tuple[float, float, float] | None:
+        """The smallest, median and largest visible size of the rows; None without rows."""
+        sizes = [row.visible for row in self.rows]
+        return (min(sizes), median(sizes), max(sizes)) if sizes else None
 
     @property
     def common(self) -> float | None:
@@ -193,16 +207,39 @@ def changes_between(
         only_base=tuple(key for key in theirs if key not in ours),
         confidence=confidence,
     )
-    if not found.enough:
-        return found
     both = [key for key in theirs if key in ours]
-    keys = [key for key in both if min(len(ours[key]), len(theirs[key])) >= LEAST_RUNS]
+    few = [min(LEAST_RUNS, len(side)) for side in (runs, base)]
+    keys = [key for key in both if len(ours[key]) >= few[0] and len(theirs[key]) >= few[1]]
     totals = _total_share(theirs)
-    tail = (1.0 - confidence) / 2.0 / max(1, len(keys))
-    least = _least_variance(ours, keys), _least_variance(theirs, keys)
-    rows = [_change(key, ours[key], theirs[key], tail, least, totals) for key in keys]
+    tail = (1.0 - confidence) / 2.0
+    intervals = _intervals([ours[key] for key in keys], [theirs[key] for key in keys], tail)
+    rows = [
+        _change(key, ours[key], theirs[key], interval, totals, shown=found.enough)
+        for key, interval in zip(keys, intervals, strict=True)
+    ]
     too_few = tuple(key for key in both if key not in set(keys))
     return Changes(**{**vars(found), "rows": tuple(sorted(rows, key=_order)), "too_few": too_few})
+
+
+def _intervals(
+    ours: Sequence[Sequence[Figure]], theirs: Sequence[Sequence[Figure]], tail: float
+) -> list[Interval]:
+    """Return the interval of every row, so wide that all of them hold together."""
+    sides = [[[log(each.ns) for each in row] for row in side] for side in (ours, theirs)]
+    known = [noise_of(side) if all(len(row) > 1 for row in side) else None for side in sides]
+    unknown = [WITHIN_RUNS] * len(ours)
+    noises = (known[0] or known[1] or unknown, known[1] or known[0] or unknown)
+    least = [[fmean(each.sampling for each in row) for row in side] for side in (ours, theirs)]
+    return [
+        interval_of(
+            sides[0][at],
+            sides[1][at],
+            [noise[at].at_least(floor[at]) for noise, floor in zip(noises, least, strict=True)],
+            tail,
+            rows=len(ours),
+        )
+        for at in range(len(ours))
+    ]
 
 
 def _order(row: Change) -> tuple[bool, bool, float, str, str]:
@@ -266,41 +303,37 @@ def _total_share(figures: Mapping[Key, Sequence[Figure]]) -> float:
     )
 
 
-def _least_variance(figures: Mapping[Key, Sequence[Figure]], keys: Sequence[Key]) -> float:
-    typical = [variance(log(each.ns) for each in figures[key]) for key in keys]
-    return QUIETEST * median(typical) if typical else 0.0
-
-
 def _change(
     key: Key,
     ours: Sequence[Figure],
     theirs: Sequence[Figure],
-    tail: float,
-    least: tuple[float, float],
+    interval: Interval,
     total_ns: float,
+    *,
+    shown: bool,
 ) -> Change:
-    sampling = (fmean(each.sampling for each in side) for side in (ours, theirs))
-    interval = interval_of(
-        [log(each.ns) for each in ours],
-        [log(each.ns) for each in theirs],
-        tail,
-        tuple(map(max, least, sampling)),
-    )
     share = fmean(each.share_ns for each in theirs) / total_ns if total_ns else 0.0
+    repeated = max(len(ours), len(theirs)) > 1
     return Change(
         kind=key.kind,
         name=key.name,
         phase=key.phase,
         base_ns=exp(fmean(log(each.ns) for each in theirs)),
         ns=exp(fmean(log(each.ns) for each in ours)),
-        low=exp(interval.low) - 1.0,
-        change=exp(interval.middle) - 1.0,
-        high=exp(interval.high) - 1.0,
+        low=_relative(interval.middle - interval.half) if shown else None,
+        change=_relative(interval.middle),
+        high=_relative(interval.middle + interval.half) if shown else None,
+        visible=_relative(interval.half),
         share=1.0 if key.kind is Kind.STEP else share,
-        noise=interval.noise,
+        noise=interval.noise if repeated else None,
         per_step=_mean_per_step(ours),
         base_per_step=_mean_per_step(theirs),
     )
+
+
+def _relative(difference: float) -> float:
+    """Return what a difference of logarithms is as a relative change."""
+    return expm1(min(difference, MOST_LOG))
 
 
 def _mean_per_step(figures: Sequence[Figure]) -> float | None:
@@ -309,11 +342,10 @@ def _mean_per_step(figures: Sequence[Figure]) -> float | None:
 
 
 class Interval(NamedTuple):
-    """A difference of logarithms, and where it lies."""
+    """A difference of logarithms, and how far the true one may lie from it."""
 
-    low: float
     middle: float
-    high: float
+    half: float
     noise: float
     """Standard deviation from run to run, the larger of both sides."""
 
@@ -321,30 +353,54 @@ class Interval(NamedTuple):
 def interval_of(
     ours: Sequence[float],
     theirs: Sequence[float],
+    noises: Sequence[Noise],
     tail: float,
-    least: Sequence[float] = (0.0, 0.0),
+    *,
+    rows: int = 1,
 ) -> Interval:
-    """Return Welch's interval of the difference of two means, on the careful side.
+    """Return the interval of the difference of two means that holds for all rows at once.
 
-    Welch's degrees of freedom are themselves an estimate, and too many where a few noisy runs agree
-    by chance; they are taken halfway between that and the smaller side's own.
+    It is the narrower of two, which share the probability of error. One takes a brick's noise from
+    its own runs alone, and sees what happens to a brick that is far quieter than the others. The
+    other borrows from those, and sees more wherever bricks are alike.
+
+    Degrees of freedom that are borrowed count only as far as bricks are independent of each other.
+    Where all of them share one noise they are as wrong as one is, so the quantile is at least that
+    of a single row with the runs of its own. Those degrees of freedom are an estimate too, and too
+    many where a few noisy runs agree by chance; they are taken halfway between Welch's and the
+    smaller side's.
 
     Args:
-        ours: One number per run, at least two.
+        ours: One number per run.
         theirs: Likewise.
-        tail: Probability of lying above the interval, and of lying below it.
-        least: Variances that the two sides are at least taken to have.
+        noises: How the runs of the two sides differ.
+        tail: Probability that any of the rows lies above its interval, and that any lies below.
+        rows: How many there are.
     """
-    spreads = [
-        max(variance(side), floor, FLOOR * FLOOR)
-        for side, floor in zip((ours, theirs), least, strict=True)
-    ]
-    parts = [spread / len(side) for spread, side in zip(spreads, (ours, theirs), strict=True)]
-    fewest = min(len(ours), len(theirs)) - 1
-    welch = sum(parts) ** 2 / sum(
-        part * part / (len(side) - 1) for part, side in zip(parts, (ours, theirs), strict=True)
+    counts = len(ours), len(theirs)
+    own = [noise.own for noise in noises]
+    alone = [noise.alone / count for noise, count in zip(noises, counts, strict=True)]
+    drawn = [noise.drawn / count for noise, count in zip(noises, counts, strict=True)]
+    lent = _welch(drawn, [noise.own + noise.borrowed for noise in noises])
+    shared = (1.0 - ALONE) * tail
+    half = min(
+        _quantile(ALONE * tail / rows, _careful(alone, own)) * sqrt(sum(alone)),
+        max(_quantile(shared / rows, lent), _quantile(shared, _careful(drawn, own)))
+        * sqrt(sum(drawn)),
     )
-    freedom = (fewest + min(welch, 2.0 * fewest)) / 2.0
-    middle = fmean(ours) - fmean(theirs)
-    half = student_quantile(tail, freedom) * sqrt(sum(parts))
-    return Interval(middle - half, middle, middle + half, sqrt(max(spreads)))
+    spread = sqrt(max(noise.alone for noise in noises))
+    return Interval(fmean(ours) - fmean(theirs), half, spread)
+
+
+def _careful(parts: Sequence[float], freedoms: Sequence[float]) -> float:
+    fewest = min(freedoms)
+    return (fewest + min(_welch(parts, freedoms), 2.0 * fewest)) / 2.0
+
+
+def _welch(parts: Sequence[float], freedoms: Sequence[float]) -> float:
+    rest = sum(part * part / freedom for part, freedom in zip(parts, freedoms, strict=True))
+    return sum(parts) ** 2 / rest if rest else MOST_FREEDOM
+
+
+def _quantile(tail: float, freedom: float) -> float:
+    return student_quantile(tail, min(freedom, MOST_FREEDOM))

@@ -5,10 +5,11 @@ Plain arithmetic in floats: no table, and nothing that has to be installed.
 
 from __future__ import annotations
 
-from math import exp, lgamma, log
+from math import exp, lgamma, log, log1p, pi
 
 _SMALLEST = 1e-300
 _MOST_TERMS = 300
+_MOST_STEPS = 60
 
 
 def student_quantile(tail: float, freedom: float) -> float:
@@ -25,20 +26,27 @@ def student_quantile(tail: float, freedom: float) -> float:
         raise ValueError(
             f"expected a tail from 0 to 0.5 and freedom above 0, got {tail!r} and {freedom!r}"
         )
-    low, high = 0.0, 1.0
-    while student_tail(high, freedom) > tail:
-        low, high = high, high * 2.0
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2.0
-        if middle in (low, high):
+    t = 1.0
+    while student_tail(t, freedom) > tail:
+        t *= 2.0
+    # The logarithm of the tail is concave in log t, so Newton's steps from above never pass it.
+    for _ in range(_MOST_STEPS):
+        above = student_tail(t, freedom)
+        step = log(tail / above) * above / (t * _density(t, freedom))
+        t *= exp(-step)
+        if step < 1e-12:
             break
-        low, high = (middle, high) if student_tail(middle, freedom) > tail else (low, middle)
-    return high
+    return t
 
 
 def student_tail(t: float, freedom: float) -> float:
     """Return the share of the distribution that lies above ``t``, which is 0 or more."""
     return 0.5 * _beta_share(freedom / (freedom + t * t), freedom / 2.0, 0.5)
+
+
+def _density(t: float, freedom: float) -> float:
+    front = lgamma((freedom + 1.0) / 2.0) - lgamma(freedom / 2.0) - 0.5 * log(freedom * pi)
+    return exp(front - (freedom + 1.0) / 2.0 * log1p(t * t / freedom))
 
 
 def _beta_share(x: float, a: float, b: float) -> float:

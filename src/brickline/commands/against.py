@@ -9,13 +9,13 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from brickline.commands.streams import print_document, say
+from brickline.commands.streams import print_document
 from brickline.comparison.conditions import differing_circumstances
 from brickline.errors import UsageError
 from brickline.failures import problem_text
 from brickline.profile import profile_from_run
 from brickline.regressions import changes_between
-from brickline.report.against import changes_json, not_enough, print_changes
+from brickline.report.against import changes_json, print_changes
 from brickline.run_paths import find_runs
 from brickline.runs import Run
 
@@ -28,7 +28,7 @@ def show_changes(
     json: bool,
     limit: int | None,
 ) -> None:
-    """Print what became slower or faster, and leave with 1 past the limit, 3 without repeats."""
+    """Print what became slower or faster; exit with 1 past the limit, 3 where it may be chance."""
     allowed = None if fail_over is None else relative_limit(fail_over)
     runs, base = ([Run.open(path) for path in find_runs(side)] for side in (given, against))
     _refuse_copies([*runs, *base])
@@ -36,14 +36,19 @@ def show_changes(
     differing = (*_unfinished([*runs, *base]), *differing_circumstances(runs[0], base[0]))
     if json:
         print_document(f"{changes_json(changes, limit=allowed, circumstances=differing)}\n")
-        if not changes.enough:
-            say(not_enough(changes))
     else:
         print_changes(changes, Console(), limit=allowed, most=limit, circumstances=differing)
-    if not changes.enough:
-        raise typer.Exit(3)
-    if allowed is not None and changes.over(allowed):
+    if allowed is None:
+        return
+    if not changes.rows:
+        raise UsageError(
+            "expected bricks or steps that were timed on both sides, got none, so --fail-over has"
+            " nothing to judge; record the same work on both"
+        )
+    if changes.over(allowed):
         raise typer.Exit(1)
+    if changes.unsure(allowed):
+        raise typer.Exit(3)
 
 
 def relative_limit(text: str) -> float:

@@ -61,7 +61,10 @@ def report(
     ] = None,
     fail_over: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="With --against: exit 1 past this slowdown."),
+        typer.Option(
+            metavar="PERCENT",
+            help="With --against: exit 1 past this slowdown, 3 where it may be chance.",
+        ),
     ] = None,
     budget: Annotated[
         Path | None,

@@ -44,7 +44,13 @@ class Look:
             )
         if self.unicode:
             return shown
-        shown = shown.replace("µ", "u").replace("·", "-").replace("…", "...").replace("×", "x")
+        shown = (
+            shown.replace("µ", "u")
+            .replace("·", "-")
+            .replace("…", "...")
+            .replace("×", "x")
+            .replace("÷", "/")
+        )
         return shown.encode("ascii", "backslashreplace").decode()
 
     def text(self, text: str, style: str = "") -> Text:
