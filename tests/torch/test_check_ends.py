@@ -99,7 +99,9 @@ def test_a_parameter_that_is_returned_counts() -> None:
         model.register_parameter("scale", scale)
         model.make = lambda y, scale=scale: (y, scale)
     report = bl.check(candidate, x(), reference=reference, repro=False)
-    assert report.status == "inconclusive"
+    assert report.status == "diverged"
+    assert report.culprits[0].cause is not None
+    assert "its scale differs from the reference's by 0.5" in report.culprits[0].cause
 
 
 def test_tensors_inside_an_object_are_compared() -> None:

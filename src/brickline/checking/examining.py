@@ -22,6 +22,7 @@ from brickline.checking.gathering import gather
 from brickline.checking.held import Held
 from brickline.checking.inquiry import Inquiry
 from brickline.checking.keeping import kept_apart
+from brickline.checking.logic.functions import Logic, same_function
 from brickline.checking.pairing import Pairing
 from brickline.checking.patching import Shares, apart_in_float64, final_errors
 from brickline.checking.resuming import is_vague, resumed
@@ -56,6 +57,8 @@ class Position:
     """Modules that keep something else after the call than those of the reference."""
     propagated: dict[Key, float] = field(default_factory=dict)
     """Relative L2 of the candidate's values to those of the reference left to itself."""
+    logic: Logic | None = None
+    """Whether both sides compute the same function; None where a culprit says so already."""
 
 
 class Examination:
@@ -111,6 +114,8 @@ class Examination:
             for each in position.facts:
                 each.release()
         after.restore()
+        if not position.culprits:
+            position.logic = same_function(self._rerun, self._inquiry)
 
     def _settled(self, held: Held) -> Held:
         """Return what is held with the partners that stay."""

@@ -16,7 +16,7 @@ import torch
 from brickline.checking.endings import words_of
 from brickline.checking.masks import as_added
 from brickline.checking.performance import parameters_by_storage
-from brickline.checking.snapshot import RandomState, snapshot, tensors_in
+from brickline.checking.snapshot import RandomState, State, snapshot, tensors_in
 from brickline.checking.stage import Stage
 from brickline.checking.weights import WeightMap
 from brickline.errors import UsageError
@@ -154,6 +154,8 @@ class Side:
         """Whose weights these are on the other side, once that was asked."""
         self.entry: Callable[[Any], Any] | None = None
         """What runs the root, where it is not called itself."""
+        self.first: State | None = None
+        """What it kept before the first call that was compared in float64."""
         self.adds_masks = False
         """Whether boolean masks were made for the other side, and this one adds its own."""
         self.masks_added = 0

@@ -20,6 +20,7 @@ from brickline.checking.endings import ending
 from brickline.checking.examining import Position
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
+from brickline.checking.logic.writing import DIFFERENT, logic_findings, logic_line
 from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
 from brickline.verdicts import (
@@ -33,6 +34,8 @@ from brickline.verdicts import (
     VerdictTable,
 )
 
+LOGIC = "logic: "
+"""How the line begins that says whether both sides compute the same function."""
 WATCHED = 5
 """How many values above the clean limit are listed as findings."""
 
@@ -58,7 +61,7 @@ def report_of(session: Session, failure: BaseException | None = None) -> Diverge
         kernels_compared=len(table),
         circumstances=session.said(),
     )
-    return worded(report)
+    return worded(report, logic_line(session.positions))
 
 
 def _status(findings: list[Finding], coverage: Coverage, failure: BaseException | None) -> Status:
@@ -95,6 +98,9 @@ class _Writer:
         guilty = [self._culprit(path, facts) for path, facts in groups.items()]
         guilty.sort(key=lambda each: (-(each.share or 0.0), each.position or 0))
         guilty += backward_findings(self.session.backward, self.brick)
+        if not guilty:
+            display = self.session.candidate.stage.display
+            guilty = logic_findings(self.session.positions, display, self.brick)
         watched.sort(key=lambda each: -each[1].ratios.z)
         return guilty + [self._watched(*each) for each in watched[:WATCHED]]
 
@@ -254,8 +260,20 @@ def _row_verdict(fact: Fact, propagated: Mapping[Any, float]) -> Verdict:
     return Verdict.PROPAGATED if came > 100 * unit and came > 1e-5 else fact.verdict
 
 
-def worded(report: DivergenceReport) -> DivergenceReport:
-    """Return the report with its headline and the chain of whys."""
+def worded(report: DivergenceReport, logic: str | None = None) -> DivergenceReport:
+    """Return the report with its headline and the chain of whys.
+
+    Args:
+        report: Findings and figures.
+        logic: What float64 says of the outputs. Default None: what the report says of it already.
+    """
+    told = (each for each in report.whys if each.startswith(LOGIC))
+    logic = next(told, None) if logic is None else f"{LOGIC}{logic}"
+    report = _worded(report)
+    return report if logic is None else replace(report, whys=(*report.whys, logic))
+
+
+def _worded(report: DivergenceReport) -> DivergenceReport:
     guilty = [each for each in report.findings if each.verdict in GUILTY]
     if guilty:
         return replace(report, headline=_guilty_line(guilty), whys=_whys(report, guilty[0]))
@@ -336,6 +354,8 @@ def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
 
 def _open_line(report: DivergenceReport) -> str:
     for each in report.findings:
+        if each.reason and each.reason.startswith(DIFFERENT):
+            return each.reason
         if each.verdict is Verdict.UNKNOWN and each.reason != STARVED:
             if each.reason and each.reason.startswith(SOMEWHERE):
                 return each.reason

@@ -29,7 +29,7 @@ MOVES = frozenset(
         "aten::take",
     }
 )
-"""Operations that copy elements: executed as they are, so that a large table is not widened."""
+"""Operations that copy elements: what they copied is widened, so that a large table is not."""
 WARY = frozenset({"rms_norm"})
 """Functions that warn of a mixture of dtypes before they come to their operations."""
 
@@ -175,8 +175,10 @@ class Widened(TorchDispatchMode):
         return self._starve(func, args, kwargs)
 
     def _run_wide(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if is_view(func) or func._schema.name in MOVES:
+        if is_view(func):
             return func(*args, **kwargs)
+        if func._schema.name in MOVES:
+            return widened(func(*args, **kwargs))
         if is_large_product(func, args):
             return product_in_parts(args, kwargs)
         wide_args = tuple(_wide_argument(each) for each in args)

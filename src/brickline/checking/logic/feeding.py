@@ -1,0 +1,157 @@
+"""Which modules compute another function: each is fed what its counterpart was given.
+
+In float64, and from the state in which the call began. What a module is handed is then the
+reference's, so that no error of an earlier one reaches it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from brickline.checking.logic.carrying import plain_name
+from brickline.checking.logic.causes import Trial, trials
+from brickline.checking.logic.outputs import largest_distance, outputs_of
+from brickline.checking.logic.wide_sides import WideSide
+from brickline.checking.snapshot import RandomState, snapshot, tensors_in
+from brickline.oracle.widen import Widened, is_out_of_memory
+
+MOST_BYTES = 4 << 30
+"""What is kept of a call at the most; modules that return later are not fed."""
+
+
+@dataclass(frozen=True)
+class FedModule:
+    """A module that puts out something else, though it was fed what its counterpart was."""
+
+    name: str
+    error: float
+    """Relative L2 of its output to its counterpart's, in float64."""
+    cause: str | None
+    """What makes the difference vanish, in words."""
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """One call of a module of the reference."""
+
+    name: str
+    args: Any
+    kwargs: Any
+    output: Any
+    dice: RandomState
+
+
+def has_same_modules(candidate: WideSide, reference: WideSide) -> bool:
+    """Return whether the modules of both sides have the same names."""
+    ours, theirs = _modules(candidate.root), _modules(reference.root)
+    return bool(ours) and ours.keys() == theirs.keys()
+
+
+def fed_modules(
+    candidate: WideSide, reference: WideSide, limit: float, idle: torch.Tensor | None = None
+) -> tuple[FedModule, ...]:
+    """Return the innermost modules of the candidate that put out something else, in order.
+
+    Args:
+        candidate: Before its call.
+        reference: Before the same call.
+        limit: Relative L2 up to which outputs are the same.
+        idle: Which tokens of a batch have no answer. Default None: all have one.
+    """
+
+    def error_of(fed: _Fed, trial: Trial | None = None) -> float:
+        output = _output(candidate, ours[fed.name], fed, trial)
+        return largest_distance(outputs_of(output), outputs_of(fed.output), idle)
+
+    ours, theirs = _modules(candidate.root), _modules(reference.root)
+    found: list[FedModule] = []
+    for fed in _calls(reference):
+        if any(_is_inside(each.name, fed.name) for each in found):
+            continue
+        error = error_of(fed)
+        if error > limit:
+            tried = trials(ours[fed.name], theirs[fed.name])
+            cause = next((each.words for each in tried if error_of(fed, each) <= limit), None)
+            found.append(FedModule(fed.name, error, cause))
+    return tuple(found)
+
+
+def _modules(root: Any) -> dict[str, torch.nn.Module]:
+    if not isinstance(root, torch.nn.Module):
+        return {}
+    return {plain_name(path): module for path, module in root.named_modules()}
+
+
+def _is_inside(name: str, around: str) -> bool:
+    return not around or name == around or name.startswith(f"{around}.")
+
+
+def _calls(reference: WideSide) -> list[_Fed]:
+    """Return the first call of each module of the reference, in the order in which they end."""
+    made: list[_Fed] = []
+    begun: dict[str, list[tuple[Any, Any, RandomState]]] = {}
+    left = MOST_BYTES
+    with ExitStack() as stack:
+        for name, module in _modules(reference.root).items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+
+            def before(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                if name not in begun and left > 0:
+                    held = snapshot((args, kwargs))
+                    begun[name] = [(*held, RandomState())]
+
+            def after(_: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                nonlocal left
+                if begun.get(name):
+                    given, named, dice = begun[name].pop()
+                    made.append(_Fed(name, given, named, snapshot(output), dice))
+                    left -= _size(made[-1])
+
+            if name:
+                stack.enter_context(
+                    _removed(module.register_forward_pre_hook(before, with_kwargs=True))
+                )
+                stack.enter_context(_removed(module.register_forward_hook(after, with_kwargs=True)))
+        output = reference.run()
+    call = reference.call.copied(wide=True)
+    made.append(_Fed("", call.args, call.kwargs, output, reference.dice))
+    return made
+
+
+class _removed:  # noqa: N801
+    """A hook that is removed at the end."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle.remove()
+
+
+def _size(fed: _Fed) -> int:
+    tensors = [each for _, each in tensors_in((fed.args, fed.kwargs, fed.output))]
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def _output(candidate: WideSide, module: torch.nn.Module, fed: _Fed, trial: Trial | None) -> Any:
+    """Return what a module makes of its counterpart's inputs; None where it takes no such call."""
+    changed = nullcontext() if trial is None else trial.tried()
+    if not fed.name:
+        return candidate.run(prepared=changed)
+    args, kwargs = snapshot((fed.args, fed.kwargs))
+    try:
+        with candidate.ready(), changed, Widened():
+            fed.dice.restore()
+            return snapshot(module(*args, **kwargs))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None
