@@ -26,6 +26,7 @@ import brickline
 TESTS = Path(__file__).parent
 CHOSEN = (
     "cpu/test_cache.py::test_a_read_only_directory",
+    "cpu/test_cache.py::test_a_read_only_directory_disables_the_disk",
     "cpu/test_cache.py::test_foreign_directories_are_refused",
     "cpu/test_kernel_store.py::test_a_read_only_directory_is_read",
     "cpu/test_kernel_store.py::test_a_directory_that_cannot_be_made_is_an_error",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brickline.errors import BricklineError
+from brickline.errors import BricklineError, UsageError
 from brickline.paths import given_path
 from brickline.whole_files import OVERWRITE, whole_file
 
@@ -137,15 +137,16 @@ class DocumentFormat:
         Raises:
             BricklineError: It is no file, too large, or cannot be read.
         """
-        where = f"{given_path(path)!s:.400}"
+        where = f"{path!s:.400}"
         try:
+            given_path(path)
             if os.path.exists(path) and not os.path.isfile(path):
                 raise self.damaged(f"{where}: expected a file, got a directory, a device or a pipe")
             size = os.stat(path).st_size
             if size > self.max_bytes:
                 raise self.damaged(f"{where}: expected at most {self.max_bytes} bytes, got {size}")
             return Path(path).read_bytes()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UsageError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise self.inaccessible(f"cannot read {where}: {why}") from error
 

@@ -98,4 +98,4 @@ def test_a_benchmark_says_why_a_figure_is_missing(
     (folder / "mine.py").write_text(f"def run(quick=False): return [{claim!r}]")
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["bench", "mine"])
-    assert (done.exit_code, "· speed: not measured: [no] chromium" in done.output) == (0, True)
+    assert (done.exit_code, "· speed: not measured: [no] chromium" in done.output) == (3, True)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json as json_module
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -121,7 +122,7 @@ def _chosen(directory: Path, name: str | None) -> list[str]:
     known = {
         path.parent.name if path.stem == "__init__" else path.stem
         for path in (*directory.glob("*.py"), *directory.glob("*/__init__.py"))
-        if "\ndef run(quick" in path.read_text(encoding="utf-8")
+        if re.search(r"^def run\(quick", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     if name is None:
         return [each for each in GROUPS["profiler"] if each in known]
