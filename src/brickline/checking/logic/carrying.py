@@ -145,7 +145,8 @@ def _partners(known: WeightMap | None, which: int) -> set[str]:
 def nudged(root: Any, places: dict[str, float], generator: torch.Generator) -> Iterator[None]:
     """Move tensors of a side by their own rounding as long as this lasts."""
     own = held_tensors(root)
-    kept = [(own[name], own[name].data, roundoff) for name, roundoff in places.items()]
+    there = {name: roundoff for name, roundoff in places.items() if name in own}
+    kept = [(own[name], own[name].data, roundoff) for name, roundoff in there.items()]
     try:
         for tensor, data, roundoff in kept:
             tensor.data = nudge(data, roundoff, generator)
