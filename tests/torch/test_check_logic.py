@@ -285,3 +285,16 @@ def test_tokens_without_an_answer_do_not_count() -> None:
     assert largest_distance([ours], [theirs]) > 1
     by_heads = [each[:, None].expand(2, 5, 3, 4) for each in (ours, theirs)]
     assert largest_distance(by_heads[:1], by_heads[1:], idle) == 0
+
+
+def test_a_function_that_has_no_parts_is_named_itself() -> None:
+    def norm(eps: float) -> Any:
+        def rms_norm(x: Tensor) -> Tensor:
+            h = x.float()
+            return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+        return rms_norm
+
+    report = bl.check(norm(1e-3), x().bfloat16(), reference=norm(1e-6), repro=False)
+    assert report.status == "diverged"
+    assert [each.name for each in report.culprits] == ["rms_norm"]

@@ -30,7 +30,7 @@ class FedModule:
     name: str
     error: float
     """Relative L2 of its output to its counterpart's, in float64."""
-    cause: str | None
+    cause: str | None = None
     """What makes the difference vanish, in words."""
 
 
@@ -43,6 +43,11 @@ class _Fed:
     kwargs: Any
     output: Any
     dice: RandomState
+
+
+def has_parts(side: WideSide) -> bool:
+    """Return whether there is a module that could be named in place of the whole."""
+    return len(side.side.stage.modules) > 1
 
 
 def has_same_modules(candidate: WideSide, reference: WideSide) -> bool:

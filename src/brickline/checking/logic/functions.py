@@ -27,7 +27,12 @@ from brickline.checking.logic.carrying import (
     plain_name,
     unshared_tensors,
 )
-from brickline.checking.logic.feeding import FedModule, fed_modules, has_same_modules
+from brickline.checking.logic.feeding import (
+    FedModule,
+    fed_modules,
+    has_parts,
+    has_same_modules,
+)
 from brickline.checking.logic.outputs import largest_distance, outputs_of, paired
 from brickline.checking.logic.wide_sides import WideSide, candidate_side, reference_side
 from brickline.checking.masks import idle_queries, is_of_transformers
@@ -136,9 +141,11 @@ def _compared(rerun: Rerun, inquiry: Inquiry) -> Logic:
         for side, places, before in zip(sides, unshared, (ours, theirs), strict=True)
     )
     found = Logic(error, noise)
-    if not found.differs or not has_same_modules(*sides):
+    if not found.differs:
         return found
-    return Logic(error, noise, fed_modules(*sides, max(FLOOR, MARGIN * noise), idle))
+    if has_same_modules(*sides):
+        return Logic(error, noise, fed_modules(*sides, max(FLOOR, MARGIN * noise), idle))
+    return found if has_parts(sides[0]) else Logic(error, noise, (FedModule("", error),))
 
 
 def _idle(rerun: Rerun, inquiry: Inquiry) -> torch.Tensor | None:
