@@ -298,3 +298,37 @@ def test_a_function_that_has_no_parts_is_named_itself() -> None:
     report = bl.check(norm(1e-3), x().bfloat16(), reference=norm(1e-6), repro=False)
     assert report.status == "diverged"
     assert [each.name for each in report.culprits] == ["rms_norm"]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.head = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0])
+
+
+def test_a_recurrent_layer_is_fed_too() -> None:
+    candidate = Recurrent().bfloat16()
+    with torch.no_grad():
+        candidate.cell.bias_ih_l0[12] += 0.01
+    torch.manual_seed(6)
+    report = bl.check(
+        candidate, torch.randn(2, 6, 16).bfloat16(), reference=Recurrent(), repro=False
+    )
+    assert [each.name for each in report.culprits] == ["cell"]
+
+
+@torch.no_grad()
+def test_a_part_is_named_in_place_of_the_whole() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.LayerNorm(128), nn.Softmax(-1))
+
+    candidate = model()
+    candidate[0].weight.view(-1)[2176] -= 0.0032 * candidate[0].weight.abs().max()
+    torch.manual_seed(7)
+    report = bl.check(candidate, torch.randn(2, 12, 32), reference=model(), repro=False)
+    assert [each.name for each in report.culprits] == ["0"]

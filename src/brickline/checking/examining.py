@@ -58,7 +58,7 @@ class Position:
     propagated: dict[Key, float] = field(default_factory=dict)
     """Relative L2 of the candidate's values to those of the reference left to itself."""
     logic: Logic | None = None
-    """Whether both sides compute the same function; None where a culprit says so already."""
+    """Whether both sides compute the same function; None where nobody asked."""
 
 
 class Examination:
@@ -114,8 +114,7 @@ class Examination:
             for each in position.facts:
                 each.release()
         after.restore()
-        if not position.culprits:
-            position.logic = same_function(self._rerun, self._inquiry)
+        position.logic = same_function(self._rerun, self._inquiry)
 
     def _settled(self, held: Held) -> Held:
         """Return what is held with the partners that stay."""

@@ -97,12 +97,29 @@ class _Writer:
             watched += [(position, each) for each in position.facts if each.verdict in _LISTED]
         guilty = [self._culprit(path, facts) for path, facts in groups.items()]
         guilty.sort(key=lambda each: (-(each.share or 0.0), each.position or 0))
+        display = self.session.candidate.stage.display
+        fed = logic_findings(self.session.positions, display, self.brick)
+        guilty = self._with_parts(guilty, fed)
         guilty += backward_findings(self.session.backward, self.brick)
         if not guilty:
-            display = self.session.candidate.stage.display
-            guilty = logic_findings(self.session.positions, display, self.brick)
+            guilty = fed
         watched.sort(key=lambda each: -each[1].ratios.z)
         return guilty + [self._watched(*each) for each in watched[:WATCHED]]
+
+    def _with_parts(self, guilty: list[Finding], fed: list[Finding]) -> list[Finding]:
+        """Return culprits with the parts named that compute something else, in place of a whole."""
+        stage = self.session.candidate.stage
+        paths = {stage.display(path): path for path in stage.modules}
+        known = {each.name for each in guilty}
+        kept = list(guilty)
+        for part in fed if guilty else ():
+            path = paths.get(part.name)
+            if part.verdict is not Verdict.CULPRIT or part.name in known or path is None:
+                continue
+            around = [each for each in kept if _encloses(paths.get(each.name), path)]
+            kept = [each for each in kept if each not in around]
+            kept.insert(0 if around else len(kept), part)
+        return kept
 
     def _culprit(self, path: str, facts: list[tuple[Position, Fact]]) -> Finding:
         position, first = facts[0]
@@ -243,6 +260,11 @@ def _reason_of(fact: Fact) -> str | None:
     if fact.verdict is Verdict.WATCH and fact.ratios.z > CULPRIT_LIMIT:
         return COARSER
     return _REASONS.get(fact.verdict)
+
+
+def _encloses(path: str | None, inner: str) -> bool:
+    """Return whether one module lies inside another, by their paths."""
+    return path is not None and path != inner and (not path or inner.startswith(f"{path}."))
 
 
 def _op(fact: Fact) -> str:

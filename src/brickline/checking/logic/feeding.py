@@ -6,7 +6,8 @@ reference's, so that no error of an earlier one reaches it.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +154,24 @@ def _output(candidate: WideSide, module: torch.nn.Module, fed: _Fed, trial: Tria
         return candidate.run(prepared=changed)
     args, kwargs = snapshot((fed.args, fed.kwargs))
     try:
-        with candidate.ready(), changed, Widened():
+        with candidate.ready(), changed, _wide_recurrence(module), Widened():
             fed.dice.restore()
             return snapshot(module(*args, **kwargs))
     except Exception as error:
         if is_out_of_memory(error):
             raise
         return None
+
+
+@contextmanager
+def _wide_recurrence(module: torch.nn.Module) -> Iterator[None]:
+    """Hold the weights of recurrent layers in float64: their kernels take no mixture of dtypes."""
+    layers = [each for each in module.modules() if isinstance(each, torch.nn.RNNBase)]
+    kept = [(weight, weight.data) for layer in layers for weight in layer.parameters()]
+    try:
+        for weight, data in kept:
+            weight.data = data.double()
+        yield
+    finally:
+        for weight, data in kept:
+            weight.data = data
