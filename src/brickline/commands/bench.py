@@ -39,6 +39,7 @@ GROUPS = {
         "recording",
         "compare",
         "directions",
+        "random_edits",
         "checking",
         "clean_checks",
         "localisation",
