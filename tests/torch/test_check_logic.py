@@ -322,13 +322,17 @@ def test_a_recurrent_layer_is_fed_too() -> None:
 
 
 @torch.no_grad()
-def test_a_part_is_named_in_place_of_the_whole() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_part_is_named_in_place_of_the_whole(compiled: bool) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.LayerNorm(128), nn.Softmax(-1))
 
     candidate = model()
     candidate[0].weight.view(-1)[2176] -= 0.0032 * candidate[0].weight.abs().max()
+    if compiled:
+        candidate[0].weight *= 2
+        candidate = torch.compile(candidate, backend="aot_eager")
     torch.manual_seed(7)
     report = bl.check(candidate, torch.randn(2, 12, 32), reference=model(), repro=False)
     assert [each.name for each in report.culprits] == ["0"]

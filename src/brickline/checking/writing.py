@@ -20,6 +20,7 @@ from brickline.checking.endings import ending
 from brickline.checking.examining import Position
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
+from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.writing import DIFFERENT, logic_findings, logic_line
 from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
@@ -109,7 +110,8 @@ class _Writer:
     def _with_parts(self, guilty: list[Finding], fed: list[Finding]) -> list[Finding]:
         """Return culprits with the parts named that compute something else, in place of a whole."""
         stage = self.session.candidate.stage
-        paths = {stage.display(path): path for path in stage.modules}
+        paths = {stage.display(path): plain_name(path) for path in stage.modules}
+        paths |= {stage.display(path): path for path in paths.values()}
         known = {each.name for each in guilty}
         kept = list(guilty)
         for part in fed if guilty else ():
