@@ -20,6 +20,7 @@ from brickline.checking.logic.wide_sides import WideSide
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
 from brickline.oracle.widen import Widened, is_out_of_memory
 
+Modules = dict[str, torch.nn.Module]
 MOST_BYTES = 4 << 30
 """What is kept of a call at the most; modules that return later are not fed."""
 
@@ -53,7 +54,7 @@ def has_parts(side: WideSide) -> bool:
 
 def has_same_modules(candidate: WideSide, reference: WideSide) -> bool:
     """Return whether the modules of both sides have the same names."""
-    ours, theirs = _modules(candidate.root), _modules(reference.root)
+    ours, theirs = _both(candidate.root, reference.root)
     return bool(ours) and ours.keys() == theirs.keys()
 
 
@@ -73,9 +74,9 @@ def fed_modules(
         output = _output(candidate, ours[fed.name], fed, trial)
         return largest_distance(outputs_of(output), outputs_of(fed.output), idle)
 
-    ours, theirs = _modules(candidate.root), _modules(reference.root)
+    ours, theirs = _both(candidate.root, reference.root)
     found: list[FedModule] = []
-    for fed in _calls(reference):
+    for fed in _calls(reference, theirs):
         if any(_is_inside(each.name, fed.name) for each in found):
             continue
         error = error_of(fed)
@@ -86,7 +87,26 @@ def fed_modules(
     return tuple(found)
 
 
-def _modules(root: Any) -> dict[str, torch.nn.Module]:
+def _both(candidate: Any, reference: Any) -> tuple[Modules, Modules]:
+    """Return the modules of both sides by name, without what TorchScript on either side hides."""
+    ours, theirs = _modules(candidate), _modules(reference)
+    closed = {
+        name
+        for name, module in (*ours.items(), *theirs.items())
+        if isinstance(module, torch.jit.ScriptModule)
+    }
+
+    def seen(modules: Modules) -> Modules:
+        return {
+            name: module
+            for name, module in modules.items()
+            if not any(name != each and _is_inside(name, each) for each in closed)
+        }
+
+    return seen(ours), seen(theirs)
+
+
+def _modules(root: Any) -> Modules:
     if not isinstance(root, torch.nn.Module):
         return {}
     return {plain_name(path): module for path, module in root.named_modules()}
@@ -96,15 +116,16 @@ def _is_inside(name: str, around: str) -> bool:
     return not around or name == around or name.startswith(f"{around}.")
 
 
-def _calls(reference: WideSide) -> list[_Fed]:
+def _calls(reference: WideSide, modules: Modules) -> list[_Fed]:
     """Return the first call of each module of the reference, in the order in which they end."""
     made: list[_Fed] = []
     begun: dict[str, list[tuple[Any, Any, RandomState]]] = {}
     left = MOST_BYTES
+    # Modules of TorchScript refuse hooks, but a call from Python runs them.
+    register_before = torch.nn.Module.register_forward_pre_hook
+    register_after = torch.nn.Module.register_forward_hook
     with ExitStack() as stack:
-        for name, module in _modules(reference.root).items():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
+        for name, module in modules.items():
 
             def before(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
                 if name not in begun and left > 0:
@@ -119,10 +140,8 @@ def _calls(reference: WideSide) -> list[_Fed]:
                     left -= _size(made[-1])
 
             if name:
-                stack.enter_context(
-                    _removed(module.register_forward_pre_hook(before, with_kwargs=True))
-                )
-                stack.enter_context(_removed(module.register_forward_hook(after, with_kwargs=True)))
+                stack.enter_context(_removed(register_before(module, before, with_kwargs=True)))
+                stack.enter_context(_removed(register_after(module, after, with_kwargs=True)))
         output = reference.run()
     call = reference.call.copied(wide=True)
     made.append(_Fed("", call.args, call.kwargs, output, reference.dice))
