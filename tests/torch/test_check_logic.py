@@ -336,3 +336,39 @@ def test_a_part_is_named_in_place_of_the_whole(compiled: bool) -> None:
     torch.manual_seed(7)
     report = bl.check(candidate, torch.randn(2, 12, 32), reference=model(), repro=False)
     assert [each.name for each in report.culprits] == ["0"]
+
+
+class Picky(nn.Module):
+    """Takes no call by its own but from the model around it, as a kernel that counts its calls."""
+
+    def __init__(self, wrong: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.calls = nn.Linear(16, 16), 0
+        with torch.no_grad():
+            self.linear.weight[2] *= wrong
+
+    def forward(self, x: Tensor, *, ready: list[bool]) -> Tensor:
+        if not ready:
+            raise RuntimeError("not from here")
+        ready.clear()
+        return self.linear(x)
+
+
+class Around(nn.Module):
+    def __init__(self, wrong: float = 1.0) -> None:
+        super().__init__()
+        self.picky = Picky(wrong)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ready = [True]
+        return self.picky(x, ready=ready) * 2
+
+
+def test_a_whole_is_not_named_for_a_part_that_cannot_be_fed() -> None:
+    torch.manual_seed(8)
+    report = bl.check(
+        Around(1.0005).bfloat16(), torch.randn(4, 16).bfloat16(), reference=Around(), repro=False
+    )
+    assert report.status != "matched"
+    assert "Around" not in [each.name for each in report.culprits]

@@ -70,19 +70,29 @@ def fed_modules(
         idle: Which tokens of a batch have no answer. Default None: all have one.
     """
 
-    def error_of(fed: _Fed, trial: Trial | None = None) -> float:
+    def error_of(fed: _Fed, trial: Trial | None = None) -> float | None:
         output = _output(candidate, ours[fed.name], fed, trial)
+        if isinstance(output, _Refused):
+            return None
         return largest_distance(outputs_of(output), outputs_of(fed.output), idle)
+
+    def removes(trial: Trial, fed: _Fed) -> bool:
+        error = error_of(fed, trial)
+        return error is not None and error <= limit
 
     ours, theirs = _both(candidate.root, reference.root)
     found: list[FedModule] = []
+    refused: list[str] = []
     for fed in _calls(reference, theirs):
-        if any(_is_inside(each.name, fed.name) for each in found):
-            continue
+        parts = [*(each.name for each in found), *refused]
+        if any(_is_inside(part, fed.name) for part in parts):
+            continue  # what it puts out tells of that part
         error = error_of(fed)
-        if error > limit:
+        if error is None:
+            refused.append(fed.name)
+        elif error > limit:
             tried = trials(ours[fed.name], theirs[fed.name])
-            cause = next((each.words for each in tried if error_of(fed, each) <= limit), None)
+            cause = next((each.words for each in tried if removes(each, fed)), None)
             found.append(FedModule(fed.name, error, cause))
     return tuple(found)
 
@@ -166,12 +176,21 @@ def _size(fed: _Fed) -> int:
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
-def _output(candidate: WideSide, module: torch.nn.Module, fed: _Fed, trial: Trial | None) -> Any:
-    """Return what a module makes of its counterpart's inputs; None where it takes no such call."""
+class _Refused:
+    """In place of an output: a module takes no such call, for example in float64."""
+
+
+def _output(
+    candidate: WideSide, module: torch.nn.Module, fed: _Fed, trial: Trial | None
+) -> Any | _Refused:
+    """Return what a module makes of its counterpart's inputs."""
     changed = nullcontext() if trial is None else trial.tried()
     if not fed.name:
         return candidate.run(prepared=changed)
-    args, kwargs = snapshot((fed.args, fed.kwargs))
+    device = candidate.side.device
+    args, kwargs = snapshot(
+        (fed.args, fed.kwargs), lambda tensor: tensor if device is None else tensor.to(device)
+    )
     try:
         with candidate.ready(), changed, _wide_recurrence(module), Widened():
             fed.dice.restore()
@@ -179,7 +198,7 @@ def _output(candidate: WideSide, module: torch.nn.Module, fed: _Fed, trial: Tria
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return None
+        return _Refused()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -42,8 +43,7 @@ def logic_findings(
                 local_error=fed.error,
                 cause=fed.cause,
                 reference_name=display(fed.name),
-                reason="each of its operations is within rounding; in float64 it computes "
-                "something else",
+                reason="fed what its counterpart was given, it puts out something else in float64",
                 evidence=evidence,
             )
             for fed in logic.modules
@@ -63,7 +63,10 @@ def logic_line(calls: Iterable[Judged]) -> str | None:
     assert logic is not None
     if not logic.error:
         return "in float64 the outputs are the same to the bit"
-    line = f"in float64 the outputs of call {worst.number} differ by {logic.error:.2g}"
+    outputs = f"in float64 the outputs of call {worst.number}"
+    if math.isinf(logic.error):
+        return f"{outputs} are not finite in the same places, or one side's are all zero"
+    line = f"{outputs} differ by {logic.error:.2g}"
     if logic.noise:
         line += f", and those of right code by up to {logic.noise:.2g}"
     return line
