@@ -372,3 +372,16 @@ def test_a_whole_is_not_named_for_a_part_that_cannot_be_fed() -> None:
     )
     assert report.status != "matched"
     assert "Around" not in [each.name for each in report.culprits]
+
+
+def test_a_whole_is_not_named_for_parts_that_there_was_no_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("brickline.checking.logic.feeding.MOST_BYTES", 1)
+    reference = Net(512).bfloat16().eval()
+    candidate = copy.deepcopy(reference)
+    with torch.no_grad():
+        candidate.layers[1].down.weight[3] *= 0.97
+    report = bl.check(candidate, x(512).bfloat16(), reference=reference, repro=False)
+    assert report.status == "inconclusive"
+    assert "compute different functions" in report.headline

@@ -6,8 +6,7 @@ reference's, so that no error of an earlier one reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.causes import Trial, trials
 from brickline.checking.logic.outputs import largest_distance, outputs_of
-from brickline.checking.logic.wide_sides import WideSide
+from brickline.checking.logic.wide_sides import WideSide, held_wide
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
 from brickline.oracle.widen import Widened, is_out_of_memory
 
@@ -82,8 +81,8 @@ def fed_modules(
 
     ours, theirs = _both(candidate.root, reference.root)
     found: list[FedModule] = []
-    refused: list[str] = []
-    for fed in _calls(reference, theirs):
+    calls, refused = _calls(reference, theirs)
+    for fed in calls:
         parts = [*(each.name for each in found), *refused]
         if any(_is_inside(part, fed.name) for part in parts):
             continue  # what it puts out tells of that part
@@ -126,9 +125,13 @@ def _is_inside(name: str, around: str) -> bool:
     return not around or name == around or name.startswith(f"{around}.")
 
 
-def _calls(reference: WideSide, modules: Modules) -> list[_Fed]:
-    """Return the first call of each module of the reference, in the order in which they end."""
+def _calls(reference: WideSide, modules: Modules) -> tuple[list[_Fed], list[str]]:
+    """Return the first call of each module of the reference, in the order in which they end.
+
+    And the modules whose calls there was no room for.
+    """
     made: list[_Fed] = []
+    left_out: list[str] = []
     begun: dict[str, list[tuple[Any, Any, RandomState]]] = {}
     left = MOST_BYTES
     # Modules of TorchScript refuse hooks, but a call from Python runs them.
@@ -138,9 +141,13 @@ def _calls(reference: WideSide, modules: Modules) -> list[_Fed]:
         for name, module in modules.items():
 
             def before(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
-                if name not in begun and left > 0:
-                    held = snapshot((args, kwargs))
-                    begun[name] = [(*held, RandomState())]
+                if name in begun:
+                    return
+                if left <= 0:
+                    left_out.append(name)
+                    return
+                held = snapshot((args, kwargs))
+                begun[name] = [(*held, RandomState())]
 
             def after(_: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
                 nonlocal left
@@ -150,25 +157,12 @@ def _calls(reference: WideSide, modules: Modules) -> list[_Fed]:
                     left -= _size(made[-1])
 
             if name:
-                stack.enter_context(_removed(register_before(module, before, with_kwargs=True)))
-                stack.enter_context(_removed(register_after(module, after, with_kwargs=True)))
+                stack.callback(register_before(module, before, with_kwargs=True).remove)
+                stack.callback(register_after(module, after, with_kwargs=True).remove)
         output = reference.run()
     call = reference.call.copied(wide=True)
     made.append(_Fed("", call.args, call.kwargs, output, reference.dice))
-    return made
-
-
-class _removed:  # noqa: N801
-    """A hook that is removed at the end."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        self._handle.remove()
+    return made, left_out
 
 
 def _size(fed: _Fed) -> int:
@@ -192,7 +186,7 @@ def _output(
         (fed.args, fed.kwargs), lambda tensor: tensor if device is None else tensor.to(device)
     )
     try:
-        with candidate.ready(), changed, _wide_recurrence(module), Widened():
+        with candidate.ready(), changed, held_wide(_recurrent_weights(module)), Widened():
             fed.dice.restore()
             return snapshot(module(*args, **kwargs))
     except Exception as error:
@@ -201,15 +195,7 @@ def _output(
         return _Refused()
 
 
-@contextmanager
-def _wide_recurrence(module: torch.nn.Module) -> Iterator[None]:
-    """Hold the weights of recurrent layers in float64: their kernels take no mixture of dtypes."""
+def _recurrent_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the weights of recurrent layers, whose kernels take no mixture of dtypes."""
     layers = [each for each in module.modules() if isinstance(each, torch.nn.RNNBase)]
-    kept = [(weight, weight.data) for layer in layers for weight in layer.parameters()]
-    try:
-        for weight, data in kept:
-            weight.data = data.double()
-        yield
-    finally:
-        for weight, data in kept:
-            weight.data = data
+    return [weight for layer in layers for weight in layer.parameters()]

@@ -6,7 +6,7 @@ keeps is then not rounded on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,8 @@ class WideSide:
         """Put the side into the state in which the call began, wide."""
         self.before.restore()
         self.dice.restore()
-        with torch.no_grad(), _wide_buffers(self.root), _wide_constants():
+        buffers = self.root.buffers() if isinstance(self.root, torch.nn.Module) else ()
+        with torch.no_grad(), held_wide(buffers), _wide_constants():
             yield
 
 
@@ -85,16 +86,16 @@ def reference_side(inquiry: Inquiry) -> WideSide:
 
 
 @contextmanager
-def _wide_buffers(root: Any) -> Iterator[None]:
-    buffers = list(root.buffers()) if isinstance(root, torch.nn.Module) else []
-    kept = [(buffer, buffer.data) for buffer in buffers if is_narrow(buffer)]
+def held_wide(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Hold the floating-point ones among some tensors in float64 as long as this lasts."""
+    kept = [(tensor, tensor.data) for tensor in tensors if is_narrow(tensor)]
     try:
-        for buffer, data in kept:
-            buffer.data = data.double()
+        for tensor, data in kept:
+            tensor.data = data.double()
         yield
     finally:
-        for buffer, data in kept:
-            buffer.data = data
+        for tensor, data in kept:
+            tensor.data = data
 
 
 @contextmanager
