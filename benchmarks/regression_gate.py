@@ -15,7 +15,7 @@ import numpy as np
 from harness import Claim, main
 
 from brickline.regressions import Interval, interval_of
-from brickline.run_noise import noise_of
+from brickline.regressions.run_noise import noise_of
 
 BRICKS = 24
 TAIL = 0.025

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 
 from brickline.bricks import BrickCategory, BrickId
 from brickline.errors import BudgetError
-from brickline.paths import given_path
+from brickline.files.paths import given_path
 from brickline.profile import Profile
 from brickline.stats import BrickStats, CategoryStats
 

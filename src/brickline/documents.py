@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from brickline.errors import BricklineError, UsageError
-from brickline.paths import given_path
+from brickline.files.paths import given_path
 from brickline.whole_files import OVERWRITE, whole_file
 
 HEAD_BYTES = 4096

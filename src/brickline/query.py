@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 from brickline.errors import BricklineError, RunDamaged, UsageError
-from brickline.failures import problem_text
 from brickline.query_views import (
     GIVEN,
     TABLES,
@@ -28,6 +27,7 @@ from brickline.query_views import (
     quoted,
     views_for,
 )
+from brickline.run.failures import problem_text
 from brickline.run_directory import read_manifest, resolved
 from brickline.run_paths import run_labels
 from brickline.runs import Run

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from brickline import abi
 from brickline.errors import NotARun, RunDamaged, RunError, RunExists, RunVersion
-from brickline.paths import given_path
+from brickline.files.paths import given_path
 from brickline.spool_copies import copy_spool
 from brickline.spools import live_processes, spools_of_run
 

@@ -38,7 +38,7 @@ from brickline.circumstances import (
     merge_circumstances,
 )
 from brickline.errors import BricklineError, InternalError, RunDamaged, RunError
-from brickline.failures import failure_texts
+from brickline.run.failures import failure_texts
 from brickline.run_directory import (
     FORMAT,
     MANIFEST,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from brickline.documents import parsed_json
 from brickline.errors import RunDamaged, RunError, RunVersion
-from brickline.paths import given_path
+from brickline.files.paths import given_path
 from brickline.traces import KernelTrace
 from brickline.whole_files import OVERWRITE, whole_file
 

@@ -97,7 +97,8 @@ def test_no_error_is_swallowed() -> None:
         for line in silent_handlers(path.read_text(encoding="utf-8"))
     ]
     assert not silent, (
-        f"name what is expected, raise again, or call {RECORDS} (brickline/failures.py): {silent}"
+        f"name what is expected, raise again, or call {RECORDS} of brickline/run/failures.py: "
+        f"{silent}"
     )
 
 

@@ -19,7 +19,7 @@ MODULES = sorted(
 EXTRAS = {"torch", "cuda", "triton", "textual", "duckdb", "opentelemetry", "ray"}
 LOOKING = {"profile", "profile_checks", "profile_rows", "profile_tables", "node_table", "nodes"}
 LOOKING |= {"stats", "histogram", "roofline", "budgets", "report", "export"}
-LOOKING |= {"query", "query_views", "regressions", "run_noise", "student"}
+LOOKING |= {"query", "query_views", "regressions", "student"}
 TRACED = {"launch_traces", "trace_comparison", "trace_sides"}
 """What a profiler loads when a launch is traced or compared: these read tensors with NumPy."""
 

@@ -28,8 +28,8 @@ from brickline.regressions import (
     interval_of,
     trimmed_mean,
 )
+from brickline.regressions.run_noise import FLOOR, noise_of
 from brickline.report.against import signed
-from brickline.run_noise import FLOOR, noise_of
 from brickline.stats import BrickStats
 from brickline.student import student_quantile, student_tail
 

@@ -30,11 +30,11 @@ from brickline.adapters.torch_tensors import Ledger
 from brickline.comparison.comparing import compare
 from brickline.errors import InternalError
 from brickline.export.serving import statistics_of_path
-from brickline.failures import FAILED, MOST_KINDS, FailureLog, failure_texts, problem_text
 from brickline.profile import profile_from_run
 from brickline.report.as_json import profile_json
 from brickline.report.html.profile_page import profile_page
 from brickline.report.text import profile_text
+from brickline.run.failures import FAILED, MOST_KINDS, FailureLog, failure_texts, problem_text
 from brickline.runs import Run
 from brickline.verdicts import Status
 

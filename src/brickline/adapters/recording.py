@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from brickline.bricks import BrickId
 from brickline.errors import UsageError
-from brickline.failures import failure_texts
 from brickline.profiler import BrickProfiler
+from brickline.run.failures import failure_texts
 
 if TYPE_CHECKING:
     from brickline.adapters.torch_recorder import Recorder

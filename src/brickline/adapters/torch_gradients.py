@@ -18,8 +18,8 @@ from torch import Tensor
 
 from brickline.adapters.torch_sites import PARAMETER_INDEX, UNSEEN_INDEX
 from brickline.adapters.torch_tensors import Ledger
-from brickline.failures import FailureLog
 from brickline.profiler import BrickProfiler
+from brickline.run.failures import FailureLog
 from brickline.traces import Operand
 
 

@@ -36,8 +36,8 @@ from brickline.adapters.torch_sites import (
 from brickline.adapters.torch_tensors import Ledger, held_of
 from brickline.adapters.torch_values import flatten
 from brickline.errors import BricklineError, RunError
-from brickline.failures import FailureLog
 from brickline.profiler import BrickProfiler
+from brickline.run.failures import FailureLog
 
 FULL_DISK = "calls of the model that are missing in whole or in part: the disk became full"
 

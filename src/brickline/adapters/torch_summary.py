@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from brickline.failures import failure_texts
+from brickline.run.failures import failure_texts
 
 
 def summary_text(facts: dict[str, Any], path: Path) -> str:

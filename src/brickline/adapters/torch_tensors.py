@@ -27,8 +27,8 @@ from brickline.adapters.torch_keeping import Keeper, version_of
 from brickline.adapters.torch_rows import Rows, fingerprint_in, identity_bytes
 from brickline.adapters.torch_sites import UNSEEN_INDEX
 from brickline.adapters.torch_values import dtype_name, known_dtype, unobservable
-from brickline.failures import FailureLog
 from brickline.fingerprints import BY_DLPACK, RECORD_BYTES, fingerprint_bytes
+from brickline.run.failures import FailureLog
 from brickline.traces import Operand, Traces
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from rich.console import Console
 from brickline.commands.streams import print_document
 from brickline.comparison.conditions import differing_circumstances
 from brickline.errors import UsageError
-from brickline.failures import problem_text
 from brickline.profile import profile_from_run
 from brickline.regressions import changes_between
 from brickline.report.against import changes_json, print_changes
+from brickline.run.failures import problem_text
 from brickline.run_paths import find_runs
 from brickline.runs import Run
 

@@ -24,13 +24,13 @@ from brickline.export.otlp_http import Endpoint, Sender
 from brickline.export.perfetto import Drawn, write_perfetto
 from brickline.export.prometheus import Family, exposition_text, families_of_profile
 from brickline.export.serving import PORT, MetricsServer, families_of_path, statistics_of_path
-from brickline.failures import problem_text
 from brickline.graph import ExecutionGraph
 from brickline.megakernel_files import is_megakernel_report
 from brickline.megakernel_report import MegakernelReport
 from brickline.profile import profile_from_run
 from brickline.report.as_csv import profile_csv
 from brickline.report.as_json import profile_json
+from brickline.run.failures import problem_text
 from brickline.runs import Run
 from brickline.whole_files import refuse_taken_file, whole_file
 

@@ -17,7 +17,6 @@ from brickline.commands.against import show_changes
 from brickline.commands.streams import print_document, say
 from brickline.documents import stated_format
 from brickline.errors import UsageError
-from brickline.failures import problem_text
 from brickline.megakernel_files import DOCUMENT
 from brickline.megakernel_report import MegakernelReport
 from brickline.profile import profile_from_run
@@ -32,6 +31,7 @@ from brickline.report.html.page import refuse_taken_page, write_page
 from brickline.report.html.profile_page import profile_page
 from brickline.report.megakernel import print_megakernel
 from brickline.report.text import print_profile, render_budgets, render_findings
+from brickline.run.failures import problem_text
 from brickline.runs import Run
 from brickline.verdicts import DivergenceReport
 

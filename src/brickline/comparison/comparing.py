@@ -23,7 +23,7 @@ from brickline.comparison.sides import MODULE, OP, Vocabulary, modules_alone, si
 from brickline.comparison.suspects import find_suspects
 from brickline.comparison.triage import units_of
 from brickline.errors import UsageError
-from brickline.failures import is_failure
+from brickline.run.failures import is_failure
 from brickline.runs import Run
 from brickline.verdicts import Coverage, DivergenceReport, Status
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brickline.comparison.prints import CHUNK, Prints
-from brickline.failures import is_failure
+from brickline.run.failures import is_failure
 from brickline.runs import Part, Run
 
 Ints: TypeAlias = NDArray[np.int64]

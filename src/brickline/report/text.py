@@ -13,11 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from brickline.budgets import BudgetResult
-from brickline.failures import problem_text
 from brickline.profile import Profile
 from brickline.profile_checks import ProfileFinding
 from brickline.profile_rows import StepStats, TileStats
 from brickline.report.figures import Column, Look, fitting_table, percent, plain_console, rate
+from brickline.run.failures import problem_text
 from brickline.stats import BrickBottleneck, BrickStats, CategoryStats
 
 MAX_LAYER_ROWS = 48

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from brickline.budgets import BudgetResult
-from brickline.failures import is_failure
 from brickline.profile import Profile
 from brickline.profile_checks import ProfileFinding
 from brickline.profile_rows import StepStats
@@ -27,6 +26,7 @@ from brickline.report.html.page import MAX_BYTES, MAX_NAME, data_block, named, p
 from brickline.report.html.tile_grids import tile_grids
 from brickline.report.html.timeline import timeline_view
 from brickline.report.text import DISABLED, EMPTY, notes
+from brickline.run.failures import is_failure
 from brickline.runs import Run
 from brickline.stats import BrickStats, Histogram
 

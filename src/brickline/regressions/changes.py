@@ -30,7 +30,7 @@ import numpy as np
 
 from brickline.errors import UsageError
 from brickline.profile import Profile
-from brickline.run_noise import WITHIN_RUNS, Noise, noise_of
+from brickline.regressions.run_noise import WITHIN_RUNS, Noise, noise_of
 from brickline.stats import BrickStats
 from brickline.student import student_quantile
 

@@ -25,7 +25,7 @@ MOST_KINDS = 100
 """Kinds that are kept one by one; the others are counted together."""
 MOST_CHARACTERS = 500
 """Of a message; some hold a compiler's whole output."""
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _OTHERS = ("recording", "errors", "of other kinds", "several places")
 
 

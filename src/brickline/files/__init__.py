@@ -1,0 +1,1 @@
+"""Files as a caller names them, and as a disk holds them: whole or not at all."""

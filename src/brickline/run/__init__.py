@@ -1,0 +1,1 @@
+"""What a run on disk says beside what was measured."""
