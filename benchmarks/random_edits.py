@@ -1,10 +1,11 @@
 """Is `check` ever satisfied with a candidate that computes something else?
 
-Claims: of random edits (a weight, a row, a column, one element, two weights exchanged, a constant,
-a buffer, a dtype within) that move the outputs in float64 by more than ten times what rounding may
-move, none is matched; and none of the same pairs without an edit is called diverged. The models are
-those of `localisation` and others of transformers, with random shapes; in float32, bfloat16 and
-float16; some compiled. Peers are the decision rules of other tools on the outputs of every module.
+Claims: of random edits (a weight, a row, a column, one element, two weights exchanged or one
+shifted, a constant, a buffer) that move the outputs in float64 by more than ten times what rounding
+may move, none is matched; and no clean pair is called diverged. The models are those of
+`localisation`, some of transformers and some of torch's own layers, with random weights, in
+float32, bfloat16 and float16, some compiled. Peers are the decision rules of other tools on the
+outputs of the model.
 
 An edit is judged here and by no tool: both models as plain copies in float64, moved by half a unit
 in the last place of float32. Run with ``python benchmarks/random_edits.py``.

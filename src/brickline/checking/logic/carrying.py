@@ -29,11 +29,12 @@ def carried_weights(candidate: Any, reference: Any) -> Iterator[None]:
     Tensors are those of the same name and shape that agree within rounding to the coarser of both
     dtypes, element by element.
     """
+    own = named_tensors(candidate)
     with torch.no_grad():
         pairs = [
-            (theirs, ours)
+            (theirs, own[name])
             for name, theirs in named_tensors(reference).items()
-            if (ours := named_tensors(candidate).get(name)) is not None and is_rounded(ours, theirs)
+            if name in own and is_rounded(own[name], theirs)
         ]
     kept = [(theirs, theirs.data) for theirs, _ in pairs]
     try:
