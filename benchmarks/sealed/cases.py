@@ -38,6 +38,8 @@ class Case:
     weight. More than one only where an expert would accept each; empty: nothing is wrong."""
     cause: str = ""
     """What is wrong, in a few words; empty: nothing is."""
+    precision: bool = False
+    """Whether only precision is lost: in float64 both sides compute the same."""
     trained: bool = False
     """Whether the weights are trained ones."""
 
