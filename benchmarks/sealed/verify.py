@@ -23,7 +23,7 @@ WRONG = 1e-6
 
 
 def main(names: list[str]) -> int:
-    """Print each case that is not what it says, and how many there are; return 1 if there is one."""
+    """Print each case that is not what it says; return 1 if there is one."""
     bad = count = faults = 0
     for name in names:
         for case in importlib.import_module(f"sealed.{name}").cases():
