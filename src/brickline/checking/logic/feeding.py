@@ -33,6 +33,10 @@ class FedModule:
     """Relative L2 of its output to its counterpart's, in float64."""
     cause: str | None = None
     """What makes the difference vanish, in words."""
+    alternatives: tuple[str, ...] = ()
+    """Modules that the evidence does not exclude either."""
+    source: str | None = None
+    """File and line of the operation that shows it."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from brickline.checking.logic.feeding import (
     has_same_modules,
 )
 from brickline.checking.logic.outputs import largest_distance, outputs_of, paired
+from brickline.checking.logic.searching import searched_modules
 from brickline.checking.logic.wide_sides import WideSide, candidate_side, reference_side
 from brickline.checking.masks import idle_queries, is_of_transformers
 from brickline.checking.sides import Side
@@ -132,10 +133,10 @@ def _compared(rerun: Rerun, inquiry: Inquiry) -> Logic:
     if error <= FLOOR:
         return Logic(error)
     known = inquiry.candidate.weights
-    unshared = (
+    unshared = [
         unshared_tensors(side.root, other.root, known, which)
         for which, (side, other) in enumerate(zip(sides, sides[::-1], strict=True))
-    )
+    ]
     noise = max(
         _moved(side, places, before)
         for side, places, before in zip(sides, unshared, (ours, theirs), strict=True)
@@ -145,7 +146,10 @@ def _compared(rerun: Rerun, inquiry: Inquiry) -> Logic:
         return found
     if has_same_modules(*sides):
         return Logic(error, noise, fed_modules(*sides, max(FLOOR, MARGIN * noise), idle))
-    return found if has_parts(sides[0]) else Logic(error, noise, (FedModule("", error),))
+    if not has_parts(sides[0]):
+        return Logic(error, noise, (FedModule("", error),))
+    limit = max(FLOOR, MARGIN * noise)
+    return Logic(error, noise, searched_modules(*sides, unshared, limit, idle))
 
 
 def _idle(rerun: Rerun, inquiry: Inquiry) -> torch.Tensor | None:

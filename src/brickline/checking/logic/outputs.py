@@ -14,8 +14,12 @@ MASKED = 1e30
 
 def outputs_of(output: Any) -> list[torch.Tensor]:
     """Return the floating-point tensors of what a call returns."""
-    found = [each for _, each in tensors_in(output)]
-    return [each.detach() for each in found if each.dtype.is_floating_point and each.numel()]
+    return [tensor.detach() for _, tensor in tensors_in(output) if is_output(tensor)]
+
+
+def is_output(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor that a call returns is compared."""
+    return tensor.dtype.is_floating_point and bool(tensor.numel())
 
 
 def paired(

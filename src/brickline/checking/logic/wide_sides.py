@@ -6,18 +6,21 @@ keeps is then not rounded on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from brickline.checking.arbitration import Rerun
+from brickline.checking.execution.tape import Tape
 from brickline.checking.inquiry import Inquiry
+from brickline.checking.logic.outputs import is_output
 from brickline.checking.performance import Performance
 from brickline.checking.sides import Call, Side
-from brickline.checking.snapshot import Convert, RandomState, State, snapshot
+from brickline.checking.snapshot import Convert, RandomState, State, snapshot, tensors_in
 from brickline.oracle.widen import is_narrow
 
 
@@ -48,17 +51,57 @@ class WideSide:
             change: Applied to each floating-point tensor of the call. Default None.
             prepared: Entered after the state is restored. Default None.
         """
-        call = self.call.copied(device=self.side.device, wide=True)
-        if change is not None:
-            for tensor in call.places().values():
-                if tensor.dtype.is_floating_point:
-                    tensor.copy_(change(tensor))
+        call = self._call(change)
         performance = Performance(
             self.side.stage, wide=True, keep=False, parameters=self.side.parameters, in_steps=True
         )
         performance.starves = False  # a result that is partly narrow would prove nothing
         with self.ready(), prepared or nullcontext(), performance.performing():
             return snapshot(self.function(call))  # it may alias what is put back now
+
+    def tape(
+        self,
+        change: Convert | None = None,
+        prepared: AbstractContextManager[Any] | None = None,
+        replaced: Mapping[int, np.ndarray] | None = None,
+    ) -> Tape:
+        """Make the call and return all that it computes.
+
+        Args:
+            change: Applied to each floating-point tensor of the call. Default None.
+            prepared: Entered after the state is restored. Default None.
+            replaced: Elements that take the place of a value's, by its index. Default None.
+        """
+        call = self._call(change)
+        math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+        with self.ready(), prepared or nullcontext(), math:
+            tape = Tape(self.side.stage, self._weights(), replaced)
+            for name, tensor in call.places().items():
+                tape.argument(name, tensor)
+            with tape.noting():
+                output = self.function(call)
+            tensors = [tensor for _, tensor in tensors_in(output)]
+            tape.returned([each for each in tensors if is_output(each)])
+            tape.forget_tensors()
+        return tape
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers by name."""
+        weights: dict[str, torch.Tensor] = {}
+        for path, module in self.side.stage.modules.items():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    weights[f"{path}.{name}" if path else name] = tensor
+        return weights
+
+    def _call(self, change: Convert | None) -> Call:
+        """Return the call with its tensors in float64."""
+        call = self.call.copied(device=self.side.device, wide=True)
+        if change is not None:
+            for tensor in call.places().values():
+                if tensor.dtype.is_floating_point:
+                    tensor.copy_(change(tensor))
+        return call
 
     @contextmanager
     def ready(self) -> Iterator[None]:

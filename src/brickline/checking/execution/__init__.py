@@ -1,0 +1,1 @@
+"""How both sides of a check are run: tapes of their operations in float64, and interventions."""

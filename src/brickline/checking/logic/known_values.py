@@ -1,0 +1,128 @@
+"""What one side computes, with how far right code may be from it, and how its values hang together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from brickline.align.equality import CLIPPED, Bank, comparable, is_informative
+from brickline.checking.execution.tape import Tape, Value
+
+FLOOR = 1e-12
+"""Part of a value's largest element that float64 may lose on the way."""
+MARGIN = 10.0
+"""How often the measured noise an element must be off to be another one."""
+
+
+class KnownValues:
+    """A tape with the tolerances of its values."""
+
+    def __init__(self, tape: Tape, moved: Tape | None = None) -> None:
+        """Measure.
+
+        Args:
+            tape: The call.
+            moved: The call once more, with what is not shared moved by its rounding.
+        """
+        self.tape = tape
+        self.values = tape.values
+        self.tolerances = [_tolerance(value, moved) for value in tape.values]
+        self._informative: dict[int, bool] = {}
+        self._readers: dict[int, list[int]] | None = None
+        self._after: dict[int, frozenset[int]] = {}
+
+    def informative(self, index: int) -> bool:
+        """Return whether being equal to a value proves anything."""
+        known = self._informative.get(index)
+        if known is None:
+            value = self.values[index]
+            known = value.floating and is_informative(value.flat)
+            self._informative[index] = known
+        return known
+
+    def bank(self) -> Bank[int]:
+        """Return all values by their elements."""
+        bank: Bank[int] = Bank()
+        for value in self.values:
+            if value.floating and not is_plain_copy(self.tape, value):
+                bank.add(value.index, value.flat, self.tolerances[value.index])
+        return bank
+
+    def readers(self, index: int) -> list[int]:
+        """Return the values that were made directly from one."""
+        if self._readers is None:
+            readers: defaultdict[int, list[int]] = defaultdict(list)
+            for value in self.values:
+                for source in value.step.inputs:
+                    readers[source].append(value.index)
+            self._readers = dict(readers)
+        return self._readers.get(index, [])
+
+    def after(self, index: int) -> frozenset[int]:
+        """Return the values that one went into."""
+        known = self._after.get(index)
+        if known is None:
+            seen: set[int] = set()
+            todo = [index]
+            while todo:
+                fresh = [reader for reader in self.readers(todo.pop()) if reader not in seen]
+                seen.update(fresh)
+                todo += fresh
+            known = self._after[index] = frozenset(seen)
+        return known
+
+    def behind(self, indices: Iterable[int], stops: Mapping[int, object]) -> set[int]:
+        """Return values and what they were made from, up to those that are no part of it.
+
+        Args:
+            indices: Where to begin.
+            stops: Values with something other than None end the walk and are left out.
+        """
+        seen: set[int] = set()
+        todo = list(indices)
+        while todo:
+            index = todo.pop()
+            if index in seen or stops.get(index) is not None:
+                continue
+            seen.add(index)
+            todo += self.values[index].step.inputs
+        return seen
+
+    def sources(self, index: int, stops: Collection[int]) -> list[int]:
+        """Return what a value is made from, the values that end the walk included, nearest first."""
+        seen = dict.fromkeys([index])
+        todo = [index]
+        while todo:
+            fresh = []
+            for inner in todo:
+                for source in self.values[inner].step.inputs:
+                    if source not in seen:
+                        seen[source] = None
+                        if source not in stops:
+                            fresh.append(source)
+            todo = fresh
+        return list(seen)[1:]
+
+
+def is_plain_copy(tape: Tape, value: Value) -> bool:
+    """Return whether a value has all the elements of the one that it was made from."""
+    step = value.step
+    if not step.moves or len(step.inputs) != 1:
+        return False
+    return tape.values[step.inputs[0]].shape.numel() == value.shape.numel()
+
+
+def _tolerance(value: Value, moved: Tape | None) -> float:
+    if not value.floating:
+        return 0.0
+    elements = comparable(value.flat)
+    plain = np.abs(elements) < CLIPPED
+    size = float(np.abs(elements[plain]).max(initial=0.0))
+    noise = 0.0
+    if moved is not None and value.index < len(moved.values):
+        other = moved.values[value.index]
+        if other.shape == value.shape:
+            noise = float(np.abs(comparable(other.flat) - elements)[plain].max(initial=0.0))
+    return MARGIN * noise + FLOOR * size

@@ -1,0 +1,215 @@
+"""Whose fault a cut is: the modules whose own operations, weights or hand-overs are left in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from brickline.checking.execution.tape import CONSTANT, WEIGHT, Frame, Step
+from brickline.checking.logic.known_values import is_plain_copy
+from brickline.checking.logic.search import Cut, Handed, Search
+from brickline.checking.stage import family_of
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The modules of which one is wrong, the likeliest first."""
+
+    paths: tuple[str, ...]
+    source: str | None = None
+    """File and line of the operation that shows it."""
+    handed: bool = False
+    """Whether a module hands on something wrong, and does not compute it."""
+
+
+def blame(search: Search, cut: Cut) -> Blame:
+    """Return whose fault a cut is."""
+    if cut.handed is not None:
+        return _of_handed(search, cut, cut.handed)
+    return _of_region(search, cut)
+
+
+# --- what is computed wrongly
+
+
+def _of_region(search: Search, cut: Cut) -> Blame:
+    values = search.ours.values
+    region = [values[index] for index in cut.region]
+    cleared = _cleared(search, cut)
+    computed = [
+        value
+        for value in region
+        if not value.step.moves
+        and value.step.name not in (WEIGHT, CONSTANT)
+        and value.index not in cleared
+    ]
+    computed = computed or [value for value in region if value.step.func is not None] or region
+    paths = list(dict.fromkeys(value.step.frame.path for value in reversed(computed)))
+    holders = [
+        holder_of(value.name)
+        for value in region
+        if value.step.name == WEIGHT and _is_odd_weight(search, value.index)
+    ]
+    if len(set(holders)) == 1:
+        paths = [holders[0]]
+    elif holders:
+        paths = [path for path in paths if path in holders] or paths
+    return Blame(tuple(paths), _line(values[cut.value].step))
+
+
+def _cleared(search: Search, cut: Cut) -> set[int]:
+    """Return values of a region that went into other values that are right: they are right, too."""
+    ours, explained, region = search.ours, search.explained, set(cut.region)
+    cleared: set[int] = set()
+    for value in ours.values:
+        right = explained.get(value.index) is not None
+        if not right or value.index in region or value.index in search.healed:
+            continue
+        todo = [value.index]
+        while todo:
+            current = ours.values[todo.pop()]
+            for source in current.step.inputs:
+                part = current.step.moves and not is_plain_copy(ours.tape, current)
+                if source in cleared or explained.get(source) is not None or part:
+                    continue
+                cleared.add(source)
+                todo.append(source)
+    return cleared
+
+
+def _is_odd_weight(search: Search, index: int) -> bool:
+    """Return whether a weight is none of the reference's, though its siblings' are."""
+    if search.explained.get(index) is not None or not search.ours.informative(index):
+        return False
+    value = search.ours.values[index]
+    if search.bank.parts(value.flat):
+        return False
+    family = family_of(value.name)
+    siblings = [
+        other.index
+        for other in search.ours.values
+        if other.step.name == WEIGHT and other.index != index and family_of(other.name) == family
+    ]
+    known = (search.explained.get(other) is not None for other in siblings)
+    return not siblings or any(known)
+
+
+def holder_of(weight: str) -> str:
+    """Return the module that holds a weight, by the weight's name."""
+    return weight.rpartition(".")[0]
+
+
+# --- what is handed on wrongly
+
+
+def _of_handed(search: Search, cut: Cut, handed: Handed) -> Blame:
+    values, steps = search.ours.values, search.ours.tape.steps
+    step, value = steps[handed.step], values[handed.value]
+    if value.step.name == WEIGHT:
+        return Blame((holder_of(value.name),), _line(step))
+    if handed.partner is None:
+        return Blame((step.frame.path,), _line(step), handed=True)
+    usual = _usual_giver(search, handed, step)
+    if usual is not None:
+        return Blame((usual,), _line(step), handed=True)
+    giver = _giver(search, handed.value, step.frame)
+    inner = _inner_giver(search, handed, giver)
+    paths = [frame.path for frame in (inner, giver) if frame is not None]
+    return Blame(tuple(dict.fromkeys(paths)), _line(step), handed=True)
+
+
+def _giver(search: Search, index: int, frame: Frame) -> Frame:
+    """Return the module that did not get a value from its caller, but chose it itself."""
+    same = set(_copies(search, index))
+    while frame.parent is not None and not same.isdisjoint(frame.given):
+        frame = frame.parent
+    return frame
+
+
+def _copies(search: Search, index: int) -> Iterator[int]:
+    """Yield a value and what it is a plain copy of."""
+    yield index
+    value = search.ours.values[index]
+    while is_plain_copy(search.ours.tape, value):
+        index = value.step.inputs[0]
+        value = search.ours.values[index]
+        yield index
+
+
+def _inner_giver(search: Search, handed: Handed, giver: Frame) -> Frame | None:
+    """Return a module called by the giver that returned the value and had all to make the right one."""
+    same = set(_copies(search, handed.value))
+    partner = handed.partner
+    assert partner is not None
+    there: dict[int, int] = {}
+    for index, other in search.explained.items():
+        if other is not None and index < max(same) + 1:
+            there.setdefault(other, index)
+    needed = _needed(search, partner, there)
+    for frame in search.ours.tape.frames:
+        if frame.parent is giver and not same.isdisjoint(frame.returned):
+            if needed and all(_is_at_hand(search, frame, index) for index in needed):
+                return frame
+    return None
+
+
+def _needed(search: Search, partner: int, there: dict[int, int]) -> list[int]:
+    """Return our values from which the reference makes one of its own."""
+    needed: list[int] = []
+    seen = {partner}
+    todo = [partner]
+    while todo:
+        for source in search.theirs.values[todo.pop()].step.inputs:
+            if source in seen:
+                continue
+            seen.add(source)
+            name = search.theirs.values[source].step.name
+            if source in there:
+                needed.append(there[source])
+            elif name != WEIGHT:
+                todo.append(source)
+    return needed
+
+
+def _is_at_hand(search: Search, frame: Frame, index: int) -> bool:
+    """Return whether a module was given a value, or made it."""
+    for copy in _copies(search, index):
+        if copy in frame.given or frame in search.ours.values[copy].step.frame.line():
+            return True
+    readers = search.ours.readers(index)
+    return any(frame in search.ours.values[reader].step.frame.line() for reader in readers)
+
+
+def _usual_giver(search: Search, handed: Handed, step: Step) -> str | None:
+    """Return which module makes the right value in other layers, for the layer in question."""
+    partner = search.theirs.values[handed.partner or 0]
+    wanted = partner.key
+    for index, other in search.explained.items():
+        if other is None or search.theirs.values[other].key != wanted:
+            continue
+        value = search.ours.values[index]
+        if value.step.func is None or value.step.moves or index in search.healed:
+            continue
+        path = _in_layer_of(value.step.frame.path, step.frame, search)
+        if path is not None:
+            return path
+    return None
+
+
+def _in_layer_of(path: str, frame: Frame, search: Search) -> str | None:
+    """Return the module in the place of another one in the layer in which a frame is."""
+    family = family_of(path)
+    numbers = [part for part in frame.path.split(".") if part.isdigit()]
+    paths: Iterable[str] = (other.path for other in search.ours.tape.frames)
+    fit = [other for other in dict.fromkeys(paths) if family_of(other) == family]
+    same = [
+        other
+        for other in fit
+        if [part for part in other.split(".") if part.isdigit()][: len(numbers)]
+        == numbers[: len([part for part in other.split(".") if part.isdigit()])]
+    ]
+    return same[0] if len(same) == 1 else None
+
+
+def _line(step: Step) -> str | None:
+    return None if step.source is None else f"{step.source[0]}:{step.source[1]}"

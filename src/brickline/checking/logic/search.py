@@ -1,0 +1,473 @@
+"""Where the candidate leaves the reference: the place is found by putting values in each other's place.
+
+A cut is a value of the candidate with the reference's value that belongs there. It is believed only
+if the candidate, going on from the reference's value, computes something that it did not compute
+before and that the reference computes from that value, too. What is wrong then lies between the
+cut and the values before it that are the reference's already.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from brickline.align.equality import comparable
+from brickline.align.layouts import order_of_equals, orders_by_shape
+from brickline.checking.execution.tape import CONSTANT, READ, WEIGHT, Replay, Tape, flat_of, shaped
+from brickline.checking.logic.explaining import Explained, explain
+from brickline.checking.logic.known_values import KnownValues, is_plain_copy
+
+MOST_CUTS = 12
+"""Faults that are looked for, one after the other."""
+MOST_PARTNERS = 6
+"""Values of the reference that are tried in the place of one of the candidate's."""
+MOST_ORDERS = 6
+"""Orders of elements in which each of them is tried."""
+MOST_WRONG = 25
+"""New values that may differ before a cut is given up."""
+MOST_SOURCES = 60
+"""Values of the reference before a cut that are tried inside of its region."""
+CONTROL = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::unique"})
+"""Operations after which code may go another way: the whole call is made again."""
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A value of the candidate, and the reference's that belongs there."""
+
+    value: int
+    partner: int
+    order: Array
+    region: tuple[int, ...] = ()
+    """Values from the last that are right up to the cut, itself included."""
+    handed: Handed | None = None
+    """The input that is wrong, where the region computes the right thing from another one."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A value that a region reads in place of the one that it should."""
+
+    step: int
+    """The step that reads it."""
+    value: int
+    partner: int | None
+    """The reference's value that it should read; None where two inputs are exchanged."""
+    exchanged: int | None = None
+
+
+class Spent(Exception):
+    """The time for the search is over."""
+
+
+class Search:
+    """Finds cuts until both sides put out the same."""
+
+    def __init__(
+        self,
+        ours: KnownValues,
+        theirs: KnownValues,
+        outputs: Sequence[tuple[int, int]],
+        differs: Callable[[torch.Tensor, torch.Tensor], bool],
+        rerun: Callable[[Mapping[int, Array]], Tape],
+        seconds: float = 60.0,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            ours: What the candidate computes.
+            theirs: What the reference computes.
+            outputs: Pairs of outputs, by value.
+            differs: Whether two outputs do.
+            rerun: Makes the candidate's call with other elements in some of its values.
+            seconds: How long to look.
+        """
+        self.ours, self.theirs = ours, theirs
+        self.bank = theirs.bank()
+        self.original = ours
+        self._outputs, self._differs, self._rerun = list(outputs), differs, rerun
+        self._end = time.monotonic() + seconds
+        self.explained = explain(ours, theirs, self.bank)
+        self.first_explained = self.explained
+        self.healed: dict[int, int] = {}
+        self._elements: dict[int, Array] = {}
+        self._benign: set[tuple[object, ...]] = set()
+        self.cuts: list[Cut] = []
+        self.spent = False
+        self._siblings: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+
+    # --- the loop
+
+    def run(self) -> list[Cut]:
+        """Return the cuts, in the order in which they were found."""
+        try:
+            while len(self.cuts) < MOST_CUTS and self.differing():
+                cut = self._next_cut()
+                if cut is None:
+                    break
+                self._heal(cut)
+                self.cuts.append(cut)
+        except Spent:
+            self.spent = True
+        return self.cuts
+
+    def differing(self) -> list[tuple[int, int]]:
+        """Return the pairs of outputs that differ."""
+        ours, theirs = self.ours.values, self.theirs.values
+        return [
+            (one, other)
+            for one, other in self._outputs
+            if self._differs(ours[one].tensor, theirs[other].tensor)
+        ]
+
+    def _next_cut(self) -> Cut | None:
+        self._learn_siblings()
+        bad = self.differing()
+        for one, _ in bad:
+            self._unexplain(one)
+        wrong = self.ours.behind((one for one, _ in bad), self.explained)
+        self._benign |= self._written_otherwise(wrong)
+        missing = self._missing(bad)
+        cut = self._first_confirmed(sorted(wrong), missing)
+        if cut is None:
+            return None
+        cut = self._with_region(cut)
+        cut = self._refined(cut)
+        return replace(cut, handed=self._handed(cut))
+
+    def _unexplain(self, index: int) -> None:
+        """An output that differs is no value of the reference, nor are plain copies on its way."""
+        while True:
+            self.explained[index] = None
+            value = self.ours.values[index]
+            if not is_plain_copy(self.ours.tape, value):
+                return
+            index = value.step.inputs[0]
+
+    def _missing(self, bad: Collection[tuple[int, int]]) -> list[int]:
+        """Return the values behind the reference's outputs that the candidate lacks, in order."""
+        there = {partner for partner in self.explained.values() if partner is not None}
+        present: Explained = {index: index for index in there}
+        for index in there:
+            if index in self.bank:
+                for other in self.bank.equals(self.theirs.values[index].flat):
+                    present[other] = other
+        for _, other in bad:
+            present[other] = None
+        return sorted(self.theirs.behind((other for _, other in bad), present))
+
+    def _written_otherwise(self, wrong: Collection[int]) -> set[tuple[object, ...]]:
+        """Return the places of values that healthy layers compute and the reference does not."""
+        keys: set[tuple[object, ...]] = set()
+        for value in self.ours.values:
+            if self.explained[value.index] is None or value.step.moves:
+                continue
+            if value.index in self.healed:
+                continue
+            inner = self.ours.behind(value.step.inputs, self.explained)
+            keys.update(
+                self.ours.values[index].key
+                for index in inner
+                if index not in wrong and not self.ours.values[index].step.moves
+            )
+        return keys
+
+    # --- orders
+
+    def _learn_siblings(self) -> None:
+        siblings: defaultdict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
+        for index, partner in self.explained.items():
+            if partner is not None and index not in self.healed:
+                value = self.ours.values[index]
+                if value.shape.numel() == self.theirs.values[partner].shape.numel():
+                    siblings[value.key].append((index, partner))
+        self._siblings = dict(siblings)
+
+    def _is_usual(self, index: int, partner: int) -> bool:
+        """Return whether values in the places of these two are equal in another layer."""
+        key = self.theirs.values[partner].key
+        pairs = self._siblings.get(self.ours.values[index].key, ())
+        return any(one != index and self.theirs.values[two].key == key for one, two in pairs)
+
+    def _orders(self, index: int, partner: int) -> Iterator[Array]:
+        """Yield the orders in which one of the reference's values may lie in one of ours."""
+        value, other = self.ours.values[index], self.theirs.values[partner]
+        size = value.flat.size
+        if other.flat.size != size:
+            return
+        for one, two in self._siblings.get(value.key, ()):
+            if one == index or self.theirs.values[two].key != other.key:
+                continue
+            mine, right = self.ours.values[one].flat, self.theirs.values[two].flat
+            if mine.size == right.size == size:
+                plain = np.abs(comparable(mine) - comparable(right)).max(initial=0.0)
+                near = plain <= self.theirs.tolerances[two] + self.ours.tolerances[one]
+                yield np.arange(size) if near else order_of_equals(mine, right)
+                break
+        if value.shape.numel() != size:
+            yield np.arange(size)  # complex numbers
+            return
+        shapes = self._shapes(self.ours, index), self._shapes(self.theirs, partner)
+        yield from orders_by_shape(*shapes)
+
+    @staticmethod
+    def _shapes(side: KnownValues, index: int) -> list[tuple[int, ...]]:
+        """Return the shapes in which a value is seen with its elements in the same order."""
+        shapes = [tuple(side.values[index].shape)]
+        todo = [index]
+        while todo and len(shapes) < 5:
+            for reader in side.readers(todo.pop()):
+                value = side.values[reader]
+                if is_plain_copy(side.tape, value) and np.array_equal(
+                    value.flat, side.values[index].flat, equal_nan=True
+                ):
+                    shapes.append(tuple(value.shape))
+                    todo.append(reader)
+        step = side.values[index].step
+        while step.moves and len(step.inputs) == 1:
+            source = side.values[step.inputs[0]]
+            if not np.array_equal(source.flat, side.values[index].flat, equal_nan=True):
+                break
+            shapes.append(tuple(source.shape))
+            step = source.step
+        return list(dict.fromkeys(shapes))
+
+    # --- a cut
+
+    def _first_confirmed(self, wrong: Sequence[int], missing: Sequence[int]) -> Cut | None:
+        by_size: defaultdict[int, list[int]] = defaultdict(list)
+        for partner in missing:
+            other = self.theirs.values[partner]
+            if other.floating and not is_plain_copy(self.theirs.tape, other):
+                by_size[other.flat.size].append(partner)
+        outputs = {one for one, _ in self._outputs}
+        for index in wrong:
+            value = self.ours.values[index]
+            if value.step.name in (WEIGHT, CONSTANT) or not value.floating:
+                continue
+            if value.key in self._benign or is_plain_copy(self.ours.tape, value):
+                continue
+            if not (self.ours.informative(index) or index in outputs):
+                continue
+            for partner, order in self._partners(index, by_size[value.flat.size]):
+                cut = Cut(index, partner, order)
+                if self._is_confirmed(cut):
+                    return cut
+        return None
+
+    def _partners(self, index: int, among: Iterable[int]) -> Iterator[tuple[int, Array]]:
+        """Yield what may belong in a value's place, the likeliest first."""
+        mine = comparable(self.ours.values[index].flat)
+        choices: list[tuple[float, int, int, Array]] = []
+        for partner in among:
+            right = comparable(self.theirs.values[partner].flat)
+            usual = self._is_usual(index, partner)
+            orders = itertools.islice(self._orders(index, partner), MOST_ORDERS)
+            for number, order in enumerate(orders):
+                gap = np.linalg.norm(mine - right[order])
+                size = np.linalg.norm(mine) + np.linalg.norm(right)
+                choices.append((gap / max(size, 1e-300) - 0.5 * usual, partner, number, order))
+        choices.sort(key=lambda choice: choice[:3])
+        for _, partner, _, order in choices[:MOST_PARTNERS]:
+            yield partner, order
+
+    def _tensor(self, cut: Cut) -> torch.Tensor:
+        elements = self.theirs.values[cut.partner].flat[cut.order]
+        return shaped(elements, self.ours.values[cut.value].tensor)
+
+    def _is_confirmed(self, cut: Cut) -> bool:
+        """Return whether going on from the reference's value gives what the reference computes."""
+        self._check_time()
+        replay = Replay(self.ours.tape, {cut.value: self._tensor(cut)})
+        later = self.theirs.after(cut.partner)
+        own = self.theirs.values[cut.partner].flat
+        affected = {cut.value}
+        wrong = 0
+        try:
+            for value in replay.run():
+                affected.add(value.index)
+                if value.step.moves or not value.floating:
+                    continue
+                if self.explained.get(value.index) is not None:
+                    continue
+                if all(
+                    source in affected or not self._counts(source) for source in value.step.inputs
+                ):
+                    continue
+                elements = flat_of(replay.contents(value.index))
+                for other in self.bank.equals(elements, self.ours.tolerances[value.index]):
+                    known = self.theirs.values[other]
+                    if other not in later or known.step.moves:
+                        continue
+                    if not self._are_same(known.flat, own, self.theirs.tolerances[other]):
+                        return True
+                wrong += 1
+                if wrong > MOST_WRONG:
+                    return False
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+            return False
+        return self._repairs(replay)
+
+    def _counts(self, index: int) -> bool:
+        """Return whether a value tells something that another one does not."""
+        return self.ours.informative(index)
+
+    def _repairs(self, replay: Replay) -> bool:
+        """Return whether outputs that differed are right now."""
+        bad = [(one, other) for one, other in self.differing() if one in replay.values]
+        return bool(bad) and not any(
+            self._differs(replay.contents(one), self.theirs.values[other].tensor)
+            for one, other in bad
+        )
+
+    @staticmethod
+    def _are_same(one: Array, other: Array, tolerance: float) -> bool:
+        if one.size != other.size:
+            return False
+        gap = np.abs(np.sort(comparable(one)) - np.sort(comparable(other)))
+        return bool(gap.max(initial=0.0) <= tolerance)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._end:
+            raise Spent
+
+    # --- its region
+
+    def _with_region(self, cut: Cut) -> Cut:
+        stops = {**self.explained, cut.value: None}
+        return replace(cut, region=tuple(sorted(self.ours.behind([cut.value], stops))))
+
+    def _refined(self, cut: Cut) -> Cut:
+        """Return the earliest cut in a region that makes the rest of it right."""
+        for index in cut.region[:-1]:
+            value = self.ours.values[index]
+            if value.step.name == WEIGHT or is_plain_copy(self.ours.tape, value):
+                continue
+            for partner, order in self._inner_partners(cut, index):
+                inner = Cut(index, partner, order)
+                if self._makes_right(cut, values={index: self._tensor(inner)}):
+                    return self._refined(self._with_region(inner))
+        return cut
+
+    def _inner_partners(self, cut: Cut, index: int) -> Iterator[tuple[int, Array]]:
+        """Yield values before the reference's that may belong in the place of one before ours."""
+        value = self.ours.values[index]
+        there = {partner for partner in self.explained.values() if partner is not None}
+        sources = self.theirs.sources(cut.partner, there)[:MOST_SOURCES]
+        fit = [
+            source
+            for source in sources
+            if self.theirs.values[source].flat.size == value.flat.size
+            and self.theirs.values[source].floating == value.floating
+            and not is_plain_copy(self.theirs.tape, self.theirs.values[source])
+        ]
+        for partner, order in self._partners(index, fit):
+            right = self.theirs.values[partner].flat[order]
+            tolerance = self.theirs.tolerances[partner] + self.ours.tolerances[index]
+            if not self._are_same(right, value.flat, tolerance) or not (
+                np.abs(comparable(right) - comparable(value.flat)).max(initial=0.0) <= tolerance
+            ):
+                yield partner, order
+
+    def _makes_right(
+        self,
+        cut: Cut,
+        values: Mapping[int, torch.Tensor] | None = None,
+        reads: Mapping[tuple[int, int], torch.Tensor] | None = None,
+    ) -> bool:
+        """Return whether a region computes the reference's value after something was replaced."""
+        self._check_time()
+        steps = dict.fromkeys(self.ours.values[index].step for index in cut.region)
+        ordered = sorted(steps, key=lambda step: step.number)
+        replay = Replay(self.ours.tape, values, reads)
+        try:
+            for _ in replay.run(ordered):
+                pass
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+            return False
+        if cut.value not in replay.values:
+            return False
+        right = comparable(self.theirs.values[cut.partner].flat[cut.order])
+        elements = comparable(flat_of(replay.contents(cut.value)))
+        if elements.size != right.size:
+            return False
+        tolerance = self.theirs.tolerances[cut.partner] + self.ours.tolerances[cut.value]
+        return bool(np.abs(elements - right).max(initial=0.0) <= tolerance)
+
+    def _handed(self, cut: Cut) -> Handed | None:
+        """Return the input that makes a region right when another one is in its place."""
+        inside = set(cut.region)
+        edges = [
+            (step, source)
+            for step in dict.fromkeys(self.ours.values[index].step for index in cut.region)
+            for source in step.inputs
+            if source not in inside or self.ours.values[source].step.name in (WEIGHT, CONSTANT)
+        ]
+        sources = list(dict.fromkeys(source for _, source in edges))
+        for source in sources:
+            readers = [step.number for step, other in edges if other == source]
+            for partner, order in self._inner_partners(cut, source):
+                tensor = self._tensor(Cut(source, partner, order))
+                reads = {(number, source): tensor for number in readers}
+                if self._makes_right(cut, reads=reads):
+                    return Handed(readers[0], source, partner)
+        for one, other in itertools.combinations(sources, 2):
+            mine, theirs = self.ours.values[one], self.ours.values[other]
+            if mine.shape != theirs.shape or mine.floating != theirs.floating:
+                continue
+            reads = {(step.number, one): theirs.tensor for step, source in edges if source == one}
+            reads |= {(step.number, other): mine.tensor for step, source in edges if source == other}
+            if self._makes_right(cut, reads=reads):
+                return Handed(edges[0][0].number, one, None, other)
+        return None
+
+    # --- going on
+
+    def _heal(self, cut: Cut) -> None:
+        """Go on as if the candidate had computed the reference's value."""
+        tensor = self._tensor(cut)
+        self._elements[cut.value] = flat_of(tensor)
+        self.healed[cut.value] = cut.partner
+        replay = Replay(self.ours.tape, {cut.value: tensor})
+        try:
+            touched = {value.step.name for value in replay.run()}
+            plain = CONTROL.isdisjoint(touched) and not self._steers(replay)
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+            plain = False
+        before = self.ours
+        tape = with_values(before.tape, replay.values) if plain else self._rerun(self._elements)
+        self.ours = KnownValues(tape)
+        self.ours.tolerances[: len(before.tolerances)] = before.tolerances[: len(tape.values)]
+        earlier = (before.tape, self.explained)
+        self.explained = explain(self.ours, self.theirs, self.bank, earlier, self.healed)
+
+    def _steers(self, replay: Replay) -> bool:
+        """Return whether a number was taken out of something that is another value now."""
+        return any(
+            not step.outputs and any(index in replay.values for index in step.inputs)
+            for step in self.ours.tape.steps
+        )
+
+
+def with_values(tape: Tape, others: Mapping[int, torch.Tensor]) -> Tape:
+    """Return a tape with other contents in some of its values."""
+    made = object.__new__(Tape)
+    made.__dict__.update(tape.__dict__)
+    made.values = [
+        replace(value, tensor=others[value.index], _flat=None)
+        if value.index in others
+        else value
+        for value in tape.values
+    ]
+    return made
+
+
+__all__ = ["Cut", "Handed", "READ", "Search"]
