@@ -36,6 +36,12 @@ def orders_by_shape(
                 yield places.transpose(dimensions).reshape(-1)
 
 
+def shape_of(shape: Sequence[int], elements: int) -> tuple[int, ...]:
+    """Return the shape of a value's flat elements; a complex number is two of them."""
+    sizes = tuple(shape)
+    return sizes if int(np.prod(sizes)) == elements else (*sizes, 2)
+
+
 def order_of_equals(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Return the order in which one value lies in another with the same elements."""
     order = np.empty(ours.size, dtype=int)

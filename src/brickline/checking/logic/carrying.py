@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
+from brickline.align.pieces import Pieces
 from brickline.checking.snapshot import tensors_in
-from brickline.checking.weights import WeightMap
 
 FLOAT32 = 2.0**-24
 """Roundoff of the dtype in which tables are made."""
+MOSTLY = 0.5
+"""Share of a tensor from which on it is meant to be the other side's."""
 SLACK = 1.001
 """A rounding to nearest, and the rounding of the quotient that measures it."""
 
@@ -86,33 +89,36 @@ def is_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 # --- what is not shared
 
 
-def unshared_tensors(
-    root: Any, other: Any, known: WeightMap | None, which: int
-) -> dict[str, float]:
+def unshared_tensors(root: Any, other: Any) -> dict[str, float]:
     """Return which tensors of one side the other lacks, and by how much rounding may move them.
 
-    That is one rounding in the coarser dtype of both sides. Of a name that both have, it is one in
-    float32: what differs by more there is no rounding.
-
-    Args:
-        root: The side.
-        other: The other one.
-        known: Partners of the candidate's weights under other names; None: nobody asked.
-        which: 0 for the candidate, 1 for the reference.
+    That is one rounding in the coarser dtype of both sides. Of a tensor that is there for the most
+    part, or of a name that both have, it is one in float32: what differs by more is no rounding.
     """
     own, theirs = held_tensors(root), held_tensors(other)
-    partners = _partners(known, which)
-    dtypes = {each.dtype for each in (*own.values(), *theirs.values())}
+    dtypes = {tensor.dtype for tensor in (*own.values(), *theirs.values())}
     coarse = max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
-    found: dict[str, float] = {}
+    unshared: dict[str, float] = {}
+    unknown: dict[str, torch.Tensor] = {}
     for name, tensor in own.items():
         partner = theirs.get(name)
-        if partner is not None and partner.shape == tensor.shape:
-            if not (is_equal(tensor, partner) or is_rounded(tensor, partner)):
-                found[name] = FLOAT32
-        elif name not in partners:
-            found[name] = max(FLOAT32, coarse)
-    return found
+        if partner is None or partner.shape != tensor.shape:
+            unknown[name] = tensor
+        elif not (is_equal(tensor, partner) or is_rounded(tensor, partner)):
+            unshared[name] = FLOAT32
+    if unknown:
+        pieces = Pieces(_elements(tensor) for tensor in theirs.values())
+        for name, tensor in unknown.items():
+            share = pieces.share(_elements(tensor))
+            if share < 1:
+                unshared[name] = FLOAT32 if share >= MOSTLY else max(FLOAT32, coarse)
+    return unshared
+
+
+def _elements(tensor: torch.Tensor) -> np.ndarray:
+    plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    elements: np.ndarray = plain.double().cpu().numpy()
+    return elements
 
 
 def held_tensors(root: Any) -> dict[str, torch.Tensor]:
@@ -131,15 +137,6 @@ def held_tensors(root: Any) -> dict[str, torch.Tensor]:
         for name, tensor in found.items()
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex
     }
-
-
-def _partners(known: WeightMap | None, which: int) -> set[str]:
-    if known is None:
-        return set()
-    if which == 0:
-        return {*known.whole, *known.rows, *known.ours}
-    parts = {rows.reference for several in known.rows.values() for rows in several}
-    return {*known.whole.values(), *known.inverse, *known.theirs, *parts}
 
 
 @contextmanager

@@ -132,10 +132,9 @@ def _compared(rerun: Rerun, inquiry: Inquiry) -> Logic:
     error = largest_distance(ours, theirs, idle)
     if error <= FLOOR:
         return Logic(error)
-    known = inquiry.candidate.weights
     unshared = [
-        unshared_tensors(side.root, other.root, known, which)
-        for which, (side, other) in enumerate(zip(sides, sides[::-1], strict=True))
+        unshared_tensors(side.root, other.root)
+        for side, other in zip(sides, sides[::-1], strict=True)
     ]
     noise = max(
         _moved(side, places, before)

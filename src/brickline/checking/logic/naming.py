@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from brickline.checking.execution.tape import CONSTANT, WEIGHT, Frame, Step
@@ -22,19 +22,27 @@ class Blame:
     """Whether a module hands on something wrong, and does not compute it."""
 
 
-def blame(search: Search, cut: Cut) -> Blame:
-    """Return whose fault a cut is."""
-    if cut.handed is not None:
-        return _of_handed(search, cut, cut.handed)
-    return _of_region(search, cut)
+def blame(search: Search, cuts: Sequence[Cut]) -> Blame:
+    """Return whose fault some cuts are that are in the same place of several layers.
+
+    What all of them have in common comes first: a mask or a table that all layers share.
+    """
+    first = cuts[0]
+    if first.handed is not None:
+        return _of_handed(search, first, first.handed)
+    shared = set(first.region).intersection(*(cut.region for cut in cuts[1:]))
+    common = [index for index in sorted(shared) if len(cuts) > 1]
+    if any(search.ours.values[index].step.func is not None for index in common):
+        return _of_region(search, first, common)
+    return _of_region(search, first, first.region)
 
 
 # --- what is computed wrongly
 
 
-def _of_region(search: Search, cut: Cut) -> Blame:
+def _of_region(search: Search, cut: Cut, indices: Sequence[int]) -> Blame:
     values = search.ours.values
-    region = [values[index] for index in cut.region]
+    region = [values[index] for index in indices]
     cleared = _cleared(search, cut)
     computed = [
         value
@@ -115,7 +123,31 @@ def _of_handed(search: Search, cut: Cut, handed: Handed) -> Blame:
     giver = _giver(search, handed.value, step.frame)
     inner = _inner_giver(search, handed, giver)
     paths = [frame.path for frame in (inner, giver) if frame is not None]
+    holders = _holders(search, handed)
+    if holders:
+        around = [frame.path for frame in step.frame.line()]
+        paths = [*paths, *around[around.index(giver.path) :]]
+        fit = [path for path in paths if all(encloses(path, holder) for holder in holders)]
+        paths = fit[:1] or paths
     return Blame(tuple(dict.fromkeys(paths)), _line(step), handed=True)
+
+
+def _holders(search: Search, handed: Handed) -> list[str]:
+    """Return the modules with weights of ours that the right value needs, and that nobody reads."""
+    partner = handed.partner
+    assert partner is not None
+    stops = {other for other in search.explained.values() if other is not None}
+    holders: list[str] = []
+    for source in search.theirs.sources(partner, stops):
+        weight = search.theirs.values[source]
+        if weight.step.name == WEIGHT and source not in stops:
+            holders += [holder_of(name) for name in search.idle_weights(weight)]
+    return holders
+
+
+def encloses(path: str, inner: str) -> bool:
+    """Return whether a module is another one or has it inside."""
+    return not path or path == inner or inner.startswith(f"{path}.")
 
 
 def _giver(search: Search, index: int, frame: Frame) -> Frame:
@@ -182,33 +214,42 @@ def _is_at_hand(search: Search, frame: Frame, index: int) -> bool:
 
 def _usual_giver(search: Search, handed: Handed, step: Step) -> str | None:
     """Return which module makes the right value in other layers, for the layer in question."""
-    partner = search.theirs.values[handed.partner or 0]
-    wanted = partner.key
+    assert handed.partner is not None
+    partner = search.theirs.values[handed.partner]
+    origin = list(_copies(search, handed.value))[-1]
+    near = [*search.ours.values[origin].step.frame.line(), *step.frame.line()]
+    paths = list(dict.fromkeys(frame.path for frame in near))
     for index, other in search.explained.items():
-        if other is None or search.theirs.values[other].key != wanted:
+        if other is None or index in search.healed:
             continue
-        value = search.ours.values[index]
-        if value.step.func is None or value.step.moves or index in search.healed:
+        value, known = search.ours.values[index], search.theirs.values[other]
+        if known.key != partner.key or value.step.func is None or value.step.moves:
             continue
-        path = _in_layer_of(value.step.frame.path, step.frame, search)
-        if path is not None:
-            return path
+        shift = _shift(known.step.frame.path, partner.step.frame.path)
+        usual = value.step.frame.path
+        family = [path for path in paths if family_of(path) == family_of(usual)]
+        for path in (*_shifted(usual, shift), *family):
+            if path in paths:
+                return path
     return None
 
 
-def _in_layer_of(path: str, frame: Frame, search: Search) -> str | None:
-    """Return the module in the place of another one in the layer in which a frame is."""
-    family = family_of(path)
-    numbers = [part for part in frame.path.split(".") if part.isdigit()]
-    paths: Iterable[str] = (other.path for other in search.ours.tape.frames)
-    fit = [other for other in dict.fromkeys(paths) if family_of(other) == family]
-    same = [
-        other
-        for other in fit
-        if [part for part in other.split(".") if part.isdigit()][: len(numbers)]
-        == numbers[: len([part for part in other.split(".") if part.isdigit()])]
-    ]
-    return same[0] if len(same) == 1 else None
+def _shift(one: str, other: str) -> int:
+    """Return how many layers lie between two modules of the same family."""
+    pairs = zip(_numbers(one), _numbers(other), strict=True)
+    return next((second - first for first, second in pairs if first != second), 0)
+
+
+def _shifted(path: str, shift: int) -> Iterator[str]:
+    """Yield a module's path so many layers further on, for each of its numbers."""
+    parts = path.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            yield ".".join((*parts[:place], str(int(part) + shift), *parts[place + 1 :]))
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(part) for part in path.split(".") if part.isdigit()]
 
 
 def _line(step: Step) -> str | None:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from brickline.align.equality import comparable
-from brickline.align.layouts import order_of_equals, orders_by_shape
-from brickline.checking.execution.tape import CONSTANT, READ, WEIGHT, Replay, Tape, flat_of, shaped
+from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
+from brickline.checking.execution.tape import CONSTANT, READ, WEIGHT, Replay, Tape, Value, flat_of, shaped
 from brickline.checking.logic.explaining import Explained, explain
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 
@@ -31,6 +31,8 @@ MOST_ORDERS = 6
 """Orders of elements in which each of them is tried."""
 MOST_WRONG = 25
 """New values that may differ before a cut is given up."""
+MOST_REORDERED = 6
+"""How often an earlier value is found to lie in another order."""
 MOST_SOURCES = 60
 """Values of the reference before a cut that are tried inside of its region."""
 CONTROL = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::unique"})
@@ -78,6 +80,7 @@ class Search:
         outputs: Sequence[tuple[int, int]],
         differs: Callable[[torch.Tensor, torch.Tensor], bool],
         rerun: Callable[[Mapping[int, Array]], Tape],
+        weights: Mapping[str, torch.Tensor] | None = None,
         seconds: float = 60.0,
     ) -> None:
         """Get ready.
@@ -88,12 +91,15 @@ class Search:
             outputs: Pairs of outputs, by value.
             differs: Whether two outputs do.
             rerun: Makes the candidate's call with other elements in some of its values.
+            weights: Of the candidate, by name. Default None: only those that are read are known.
             seconds: How long to look.
         """
         self.ours, self.theirs = ours, theirs
         self.bank = theirs.bank()
         self.original = ours
         self._outputs, self._differs, self._rerun = list(outputs), differs, rerun
+        read = {value.name for value in ours.values if value.step.name == WEIGHT}
+        self._idle = {name: each for name, each in (weights or {}).items() if name not in read}
         self._end = time.monotonic() + seconds
         self.explained = explain(ours, theirs, self.bank)
         self.first_explained = self.explained
@@ -139,8 +145,12 @@ class Search:
         cut = self._first_confirmed(sorted(wrong), missing)
         if cut is None:
             return None
-        cut = self._with_region(cut)
-        cut = self._refined(cut)
+        cut = self._refined(self._with_region(cut))
+        for _ in range(MOST_REORDERED):
+            inner = self._reordered(cut)
+            if inner is None:
+                break
+            cut = self._refined(inner)
         return replace(cut, handed=self._handed(cut))
 
     def _unexplain(self, index: int) -> None:
@@ -180,6 +190,16 @@ class Search:
             )
         return keys
 
+    def idle_weights(self, weight: Value) -> list[str]:
+        """Return the candidate's weights that hold one of the reference's and that it never reads."""
+        tolerance = self.theirs.tolerances[weight.index]
+        return [
+            name
+            for name, tensor in self._idle.items()
+            if tensor.numel() == weight.shape.numel()
+            and self._are_same(flat_of(tensor), weight.flat, tolerance)
+        ]
+
     # --- orders
 
     def _learn_siblings(self) -> None:
@@ -212,16 +232,13 @@ class Search:
                 near = plain <= self.theirs.tolerances[two] + self.ours.tolerances[one]
                 yield np.arange(size) if near else order_of_equals(mine, right)
                 break
-        if value.shape.numel() != size:
-            yield np.arange(size)  # complex numbers
-            return
         shapes = self._shapes(self.ours, index), self._shapes(self.theirs, partner)
         yield from orders_by_shape(*shapes)
 
     @staticmethod
     def _shapes(side: KnownValues, index: int) -> list[tuple[int, ...]]:
         """Return the shapes in which a value is seen with its elements in the same order."""
-        shapes = [tuple(side.values[index].shape)]
+        shapes = [_shape(side, index)]
         todo = [index]
         while todo and len(shapes) < 5:
             for reader in side.readers(todo.pop()):
@@ -229,14 +246,14 @@ class Search:
                 if is_plain_copy(side.tape, value) and np.array_equal(
                     value.flat, side.values[index].flat, equal_nan=True
                 ):
-                    shapes.append(tuple(value.shape))
+                    shapes.append(_shape(side, reader))
                     todo.append(reader)
         step = side.values[index].step
         while step.moves and len(step.inputs) == 1:
             source = side.values[step.inputs[0]]
             if not np.array_equal(source.flat, side.values[index].flat, equal_nan=True):
                 break
-            shapes.append(tuple(source.shape))
+            shapes.append(_shape(side, source.index))
             step = source.step
         return list(dict.fromkeys(shapes))
 
@@ -246,14 +263,16 @@ class Search:
         by_size: defaultdict[int, list[int]] = defaultdict(list)
         for partner in missing:
             other = self.theirs.values[partner]
-            if other.floating and not is_plain_copy(self.theirs.tape, other):
+            copied = is_plain_copy(self.theirs.tape, other) and other.step.inputs[0] in missing
+            if other.floating and not copied:
                 by_size[other.flat.size].append(partner)
         outputs = {one for one, _ in self._outputs}
         for index in wrong:
             value = self.ours.values[index]
             if value.step.name in (WEIGHT, CONSTANT) or not value.floating:
                 continue
-            if value.key in self._benign or is_plain_copy(self.ours.tape, value):
+            copied = is_plain_copy(self.ours.tape, value) and value.step.inputs[0] in wrong
+            if value.key in self._benign or copied:
                 continue
             if not (self.ours.informative(index) or index in outputs):
                 continue
@@ -294,7 +313,7 @@ class Search:
         try:
             for value in replay.run():
                 affected.add(value.index)
-                if value.step.moves or not value.floating:
+                if value.step.moves or not value.floating or is_statistic(value):
                     continue
                 if self.explained.get(value.index) is not None:
                     continue
@@ -357,6 +376,45 @@ class Search:
                     return self._refined(self._with_region(inner))
         return cut
 
+    def _reordered(self, cut: Cut) -> Cut | None:
+        """Return the earliest value with the right elements in an order that makes the cut wrong."""
+        for index in sorted(self.ours.behind([cut.value], {})):
+            partner = self.explained[index]
+            if partner is None or index == cut.value or index in self.healed:
+                continue
+            if not self.ours.informative(index) or self._lies_plainly(index, partner):
+                continue
+            for order in itertools.islice(self._orders(index, partner), MOST_ORDERS):
+                inner = Cut(index, partner, order)
+                if self._makes_right(cut, values={index: self._tensor(inner)}, region_only=False):
+                    self._unexplain_disordered(index)
+                    return self._with_region(inner)
+        return None
+
+    def _lies_plainly(self, index: int, partner: int) -> bool:
+        """Return whether a value is its partner in an order that shapes or siblings explain."""
+        mine = comparable(self.ours.values[index].flat)
+        right = comparable(self.theirs.values[partner].flat)
+        tolerance = self.theirs.tolerances[partner] + self.ours.tolerances[index]
+        if mine.size != right.size:
+            return True  # a part: nothing is known of its place
+        return any(
+            np.abs(mine - right[order]).max(initial=0.0) <= tolerance
+            for order in self._orders(index, partner)
+        )
+
+    def _unexplain_disordered(self, index: int) -> None:
+        """A value in a wrong order is no value of the reference, nor are copies before it."""
+        while True:
+            partner = self.explained[index]
+            if partner is None or self._lies_plainly(index, partner):
+                return
+            self.explained[index] = None
+            value = self.ours.values[index]
+            if not is_plain_copy(self.ours.tape, value):
+                return
+            index = value.step.inputs[0]
+
     def _inner_partners(self, cut: Cut, index: int) -> Iterator[tuple[int, Array]]:
         """Yield values before the reference's that may belong in the place of one before ours."""
         value = self.ours.values[index]
@@ -382,11 +440,16 @@ class Search:
         cut: Cut,
         values: Mapping[int, torch.Tensor] | None = None,
         reads: Mapping[tuple[int, int], torch.Tensor] | None = None,
+        *,
+        region_only: bool = True,
     ) -> bool:
         """Return whether a region computes the reference's value after something was replaced."""
         self._check_time()
-        steps = dict.fromkeys(self.ours.values[index].step for index in cut.region)
-        ordered = sorted(steps, key=lambda step: step.number)
+        if region_only:
+            steps = dict.fromkeys(self.ours.values[index].step for index in cut.region)
+            ordered = sorted(steps, key=lambda step: step.number)
+        else:
+            ordered = self.ours.tape.steps[: self.ours.values[cut.value].step.number + 1]
         replay = Replay(self.ours.tape, values, reads)
         try:
             for _ in replay.run(ordered):
@@ -455,6 +518,16 @@ class Search:
             not step.outputs and any(index in replay.values for index in step.inputs)
             for step in self.ours.tape.steps
         )
+
+
+def is_statistic(value: Value) -> bool:
+    """Return whether a value is a by-product that does not depend on all that went in."""
+    return value.out > 0 and value.step.name.startswith("aten::native_")
+
+
+def _shape(side: KnownValues, index: int) -> tuple[int, ...]:
+    value = side.values[index]
+    return shape_of(value.shape, value.flat.size)
 
 
 def with_values(tape: Tape, others: Mapping[int, torch.Tensor]) -> Tape:

@@ -13,7 +13,7 @@ from brickline.checking.logic.feeding import FedModule
 from brickline.checking.logic.known_values import KnownValues
 from brickline.checking.logic.naming import blame
 from brickline.checking.logic.outputs import largest_distance
-from brickline.checking.logic.search import Search
+from brickline.checking.logic.search import Cut, Search
 from brickline.checking.logic.wide_sides import WideSide
 
 TINY = 2.0**-52
@@ -38,17 +38,27 @@ def searched_modules(
         idle: Which tokens of a batch have no answer. Default None: all have one.
     """
     search = make_search(candidate, reference, unshared, limit, idle)
+    cuts = search.run()
     found: dict[str, FedModule] = {}
-    for cut in search.run():
-        blamed = blame(search, cut)
+    for several in _families(search, cuts):
+        blamed = blame(search, several)
         names = blamed.paths
-        if len(names) > MOST_ALTERNATIVES:
+        if len(names) > MOST_ALTERNATIVES or any(name in found for name in names):
             continue
-        if names[0] not in found:
-            found[names[0]] = FedModule(
-                names[0], 0.0, alternatives=names[1:], source=blamed.source
-            )
+        found[names[0]] = FedModule(names[0], 0.0, alternatives=names[1:], source=blamed.source)
     return tuple(found.values())
+
+
+def _families(search: Search, cuts: Sequence[Cut]) -> list[list[Cut]]:
+    """Return cuts by the place in a layer in which they are, and by what is handed wrongly."""
+    families: dict[tuple[object, ...], list[Cut]] = {}
+    for cut in cuts:
+        handed = cut.handed
+        key: tuple[object, ...] = search.ours.values[cut.value].key
+        if handed is not None and handed.partner is not None:
+            key = ("handed", handed.partner)
+        families.setdefault(key, []).append(cut)
+    return list(families.values())
 
 
 def make_search(
@@ -68,7 +78,7 @@ def make_search(
         return candidate.tape(replaced=elements)
 
     outputs = _paired(ours.tape, theirs.tape)
-    return Search(ours, theirs, outputs, differs, rerun)
+    return Search(ours, theirs, outputs, differs, rerun, candidate.weights())
 
 
 def _moved(side: WideSide, places: Mapping[str, float]) -> Tape:

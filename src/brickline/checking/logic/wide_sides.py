@@ -75,7 +75,7 @@ class WideSide:
         call = self._call(change)
         math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
         with self.ready(), prepared or nullcontext(), math:
-            tape = Tape(self.side.stage, self._weights(), replaced)
+            tape = Tape(self.side.stage, self.weights(), replaced)
             for name, tensor in call.places().items():
                 tape.argument(name, tensor)
             with tape.noting():
@@ -85,7 +85,7 @@ class WideSide:
             tape.forget_tensors()
         return tape
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name."""
         weights: dict[str, torch.Tensor] = {}
         for path, module in self.side.stage.modules.items():
