@@ -94,7 +94,7 @@ def decode(source: Any, mask: Any, prompt: Any, steps: Any, model: nn.Module) ->
 
 
 def build(
-    dtype: torch.dtype, kind: str = "plain", embedding: float = 1.0, scores: float = 1.0
+    dtype: torch.dtype, kind: str = "plain", embedding: float = 1.0, shift: float = 0.0
 ) -> Pair:
     """Return the port with the weights of the reference, and what both are called with."""
     config = T5Config(
@@ -117,7 +117,9 @@ def build(
     net.shared.weight.mul_(embedding)
     for name, parameter in net.named_parameters():
         if name.endswith("Attention.q.weight"):
-            parameter.mul_(scores * HEAD**-0.5)
+            parameter.mul_(HEAD**-0.5)
+        if "relative_attention_bias" in name:
+            parameter.add_(shift)
     round_to(net, dtype)
     port = Port()
     convert(net, port)
@@ -419,7 +421,7 @@ def cases() -> Iterator[Case]:
             "scores and softmax in bfloat16",
             BF16,
             precision=True,
-            options={"scores": 6.0},
+            options={"shift": 60.0},
         ),
     ]
     yield from declare("t5", build, entries)

@@ -392,7 +392,7 @@ def cases() -> Iterator[Case]:
             "variance as difference of two large means in bfloat16",
             BF16,
             precision=True,
-            options={"shift": 4.0},
+            options={"shift": 8.0},
         ),
     ]
     yield from declare("vit", build, entries)
