@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sealed.cases import Case
-from sealed.one import bert, gpt2, llama, t5, vit
+from sealed.one import bert, gpt2, llama, mixtral, t5, vit
 
 
 def cases() -> Iterator[Case]:
     """Yield the cases of all architectures."""
-    for module in (gpt2, bert, vit, llama, t5):
+    for module in (gpt2, bert, vit, llama, t5, mixtral):
         yield from module.cases()

@@ -133,8 +133,12 @@ def build(
     embedding: float = 0.5,
     offset: float = 0.0,
     offset_scores: float = 0.0,
+    turned: bool = False,
 ) -> Pair:
-    """Return the port with the weights of the reference, and what both are called with."""
+    """Return the port with the weights of the reference, and what both are called with.
+
+    Where ``turned``, transformers' model is the candidate and the other one the reference.
+    """
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=40,
@@ -168,7 +172,8 @@ def build(
     )
     model = library.HookedTransformer(settings)
     model.load_state_dict(_converted(net, model.state_dict()))
-    pair = partial(Pair, Hooked(model), Original(net))
+    port, original = Hooked(model), Original(net)
+    pair = partial(Pair, original, port) if turned else partial(Pair, port, original)
     if kind == "decode":
         ids = tokens(2, 11, VOCABULARY)
         return pair(drive=partial(decode, ids[:, :7], ids[:, 7:]))
@@ -308,6 +313,26 @@ def _copy_layer(port: Hooked) -> None:
     port.model.blocks[2].mlp.b_in.copy_(port.model.blocks[1].mlp.b_in)
 
 
+def _projection_transposed(original: Original) -> None:
+    weight = original.net.transformer.h[1].attn.c_proj.weight
+    weight.copy_(weight.T.clone())
+
+
+def _scaled_by_layer(original: Original) -> None:
+    for index, layer in enumerate(original.net.transformer.h):
+        layer.attn.scaling /= index + 1
+
+
+def _norms_exchanged(original: Original) -> None:
+    layer = original.net.transformer.h[2]
+    layer.ln_1, layer.ln_2 = layer.ln_2, layer.ln_1
+
+
+def _fused_gelu(original: Original) -> None:
+    for layer in original.net.transformer.h:
+        layer.mlp.act = nn.GELU("tanh")
+
+
 def cases() -> Iterator[Case]:
     """Yield the cases of GPT-2."""
     attentions = tuple(f"{block}.attn" for block in BLOCKS)
@@ -392,7 +417,36 @@ def cases() -> Iterator[Case]:
             "powers of the scores in float16 without the largest taken off",
             F16,
             precision=True,
-            options={"offset_scores": 1.9},
+            options={"offset_scores": 1.8},
+        ),
+    ]
+    turned = {"turned": True}
+    layers = [f"net.transformer.h.{index}" for index in range(LAYERS)]
+    entries += [
+        Entry("turned_clean", dtype=BF16, options=turned),
+        Entry("turned_fused_gelu", _fused_gelu, options={**turned, "attention": "sdpa"}),
+        Entry(
+            "turned_projection_transposed",
+            _projection_transposed,
+            (f"{layers[1]}.attn.c_proj",),
+            "square weight transposed as for a Linear",
+            options=turned,
+        ),
+        Entry(
+            "turned_scaled_by_layer",
+            _scaled_by_layer,
+            tuple(f"{layer}.attn" for layer in layers[1:]),
+            "scores also divided by the number of the layer",
+            F16,
+            options=turned,
+        ),
+        Entry(
+            "turned_norms_exchanged",
+            _norms_exchanged,
+            (f"{layers[2]}.ln_1", f"{layers[2]}.ln_2"),
+            "weights of the two norms swapped",
+            BF16,
+            options=turned,
         ),
     ]
     yield from declare("gpt2", build, entries)

@@ -221,10 +221,7 @@ def _eps(port: Port) -> None:
 
 
 def _unscaled_head(port: Port) -> None:
-    def forward(self: Port, source: Any, targets: Any, mask: Any = None, cache: Any = None) -> Any:
-        return Port.forward(self, source, targets, mask, cache) * WIDTH**0.5
-
-    rewrite(port, forward=forward)
+    rewrite(port, scaled=lambda self, x: x)
 
 
 def _not_shifted(port: Port) -> None:

@@ -228,7 +228,11 @@ class Port(nn.Module):
             cache["memory"] = memory
         ids = targets if cache is not None else self.shifted(targets)
         x = self.decoder(self.embed(ids), memory, hidden, cache and cache["layers"])
-        return self.head(x * WIDTH**-0.5)
+        return self.head(self.scaled(x))
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the states as a head that is the embedding wants them."""
+        return x * WIDTH**-0.5
 
     def hide(self, mask: torch.Tensor | None) -> torch.Tensor | None:
         """Return what hides the padding of the source."""

@@ -81,8 +81,12 @@ def build(
     size: int = 16,
     embedding: float = 1.0,
     shift: float = 0.0,
+    turned: bool = False,
 ) -> Pair:
-    """Return the port for images of a size, and the reference, trained at 16 by 16."""
+    """Return the port for images of a size, and the reference, trained at 16 by 16.
+
+    Where ``turned``, transformers' model is the candidate and the other one the reference.
+    """
     config = ViTConfig(
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
@@ -117,7 +121,8 @@ def build(
     )
     _convert(net, port, size // PATCH)
     images = torch.randn(2, 3, size, size, generator=generator)
-    return Pair(Port(port), Original(net, size != 16), (images,))
+    port, original = Port(port), Original(net, size != 16)
+    return Pair(original, port, (images,)) if turned else Pair(port, original, (images,))
 
 
 def _convert(net: nn.Module, port: nn.Module, side: int) -> None:
@@ -301,6 +306,33 @@ def _one_pass_norms(port: Port) -> None:
         rewrite(port.get_submodule(path), forward=_one_pass)
 
 
+class QuickGelu(nn.Module):
+    """CLIP's way to come near GELU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activation."""
+        return x * torch.sigmoid(1.702 * x)
+
+
+def _quick_gelu(original: Original) -> None:
+    for layer in original.net.vit.layers:
+        layer.mlp.activation_fn = QuickGelu()
+
+
+def _kernel_transposed(original: Original) -> None:
+    weight = original.net.vit.embeddings.patch_embeddings.projection.weight
+    weight.copy_(weight.mT.clone())
+
+
+def _norm_before_loaded(original: Original) -> None:
+    layer = original.net.vit.layers[1]
+    layer.layernorm_after.load_state_dict(layer.layernorm_before.state_dict())
+
+
+def _channels_last(original: Original) -> None:
+    original.to(memory_format=torch.channels_last)
+
+
 def cases() -> Iterator[Case]:
     """Yield the cases of ViT."""
     larger = {"size": 24}
@@ -393,6 +425,33 @@ def cases() -> Iterator[Case]:
             BF16,
             precision=True,
             options={"shift": 8.0},
+        ),
+    ]
+    turned = {"turned": True}
+    layers = [f"net.vit.layers.{index}" for index in range(LAYERS)]
+    entries += [
+        Entry("turned_channels_last", _channels_last, dtype=BF16, options=turned),
+        Entry(
+            "turned_quick_gelu",
+            _quick_gelu,
+            tuple(f"{layer}.mlp.activation_fn" for layer in layers),
+            "CLIP's GELU",
+            options=turned,
+        ),
+        Entry(
+            "turned_kernel_transposed",
+            _kernel_transposed,
+            ("net.vit.embeddings.patch_embeddings.projection",),
+            "rows and columns of the kernel swapped",
+            options=turned,
+        ),
+        Entry(
+            "turned_norm_before_loaded",
+            _norm_before_loaded,
+            (f"{layers[1]}.layernorm_after",),
+            "weights of the layer's other norm",
+            BF16,
+            options=turned,
         ),
     ]
     yield from declare("vit", build, entries)
