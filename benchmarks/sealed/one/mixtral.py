@@ -175,6 +175,16 @@ def _experts_renumbered(port: Port) -> None:
             parameter.copy_(parameter[order].clone())
 
 
+def _table_of_angles(port: Port) -> None:
+    def forward(self: Rope, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        del dtype
+        return self.table[positions]
+
+    rope = port.trunk.rope
+    rope.table = Rope.forward(rope, torch.arange(64), torch.float32)  # no buffer: stays float32
+    rewrite(rope, forward=forward)
+
+
 def _shares_not_normalised(port: Port) -> None:
     def forward(self: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shares, numbers = (wide(x) @ wide(self.weight).T).softmax(-1).topk(self.chosen, -1)
@@ -381,6 +391,7 @@ def cases() -> Iterator[Case]:
         Entry("projection_grouped", _grouped_projection, options=steps),
         Entry("norms_folded", _norms_folded),
         Entry("experts_renumbered", _experts_renumbered),
+        Entry("table_of_angles", _table_of_angles, dtype=BF16),
         Entry("shares_not_normalised", _shares_not_normalised, routers, "shares do not sum to 1"),
         Entry("one_chosen", _one_chosen, (routers[2],), "one expert chosen, not two", BF16),
         Entry("sorted_not_back", _sorted_not_back, (experts[0],), "order applied for its inverse"),

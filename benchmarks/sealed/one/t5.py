@@ -169,6 +169,17 @@ def _folded_norms(port: Port) -> None:
             norm.weight.fill_(1)
 
 
+def _head_by_head(port: Port) -> None:
+    def attend(self: Mixing, q: Any, k: Any, v: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        scores = q @ k.mT + (0 if bias is None else bias)
+        mixed = scores.softmax(-1) @ v
+        weights = self.proj.weight.split(HEAD, dim=1)
+        return sum(mixed[:, head] @ weights[head].T for head in reversed(range(HEADS)))
+
+    for block in _stacks(port):
+        rewrite(block.mix, attend=attend)
+
+
 def _one_way(port: Port) -> None:
     port.encoder.distance.both_ways = False
 
@@ -324,6 +335,7 @@ def cases() -> Iterator[Case]:
         Entry("fused_attention", _fused_attention, options=padded),
         Entry("scale_folded_into_head", _scaled_embedding),
         Entry("norms_folded", _folded_norms, options=padded),
+        Entry("summed_head_by_head", _head_by_head),
         Entry("encoder_one_way", _one_way, ("encoder.distance",), "buckets of a decoder"),
         Entry(
             "farthest_distance",
