@@ -206,6 +206,17 @@ class _AttentionTwice(blocks.ResidualAttentionBlock):
         return x + attended + self.mlp(self.ln_2(x))
 
 
+class _ClassOnly(blocks.ResidualAttentionBlock):
+    """Computes the class token only, as nobody reads the patches behind the last layer."""
+
+    def forward(
+        self, q_x: Tensor, k_x: Any = None, v_x: Any = None, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        normed = self.ln_1(q_x)
+        x = q_x[:, :1] + self.attention(q_x=normed[:, :1], k_x=normed, v_x=normed)
+        return x + self.mlp(self.ln_2(x))
+
+
 class _MaskForgotten(blocks.Attention):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         return super().forward(x, None)
@@ -431,6 +442,7 @@ def cases() -> Iterator[Case]:
     yield harmless("clean", dtype=bf16)
     yield harmless("clean-loud", dtype=f16, loud=100.0)
     yield harmless("custom-blocks", custom=True)
+    yield harmless("class-token-only", recode(_ClassOnly, VISUAL.format(LAYERS - 1)))
     yield harmless("finite-mask", _finite_mask, custom=True, dtype=bf16)
     yield harmless("scale-moved", _fold_scale, custom=True, dtype=bf16)
     yield harmless("channels-last", lambda model: model.to(memory_format=torch.channels_last))

@@ -141,9 +141,11 @@ def paths(pattern: str, *counts: int) -> tuple[str, ...]:
 
 
 def recode(cls: type[nn.Module], *where: str) -> Edit:
-    """Give the modules at some paths the code of another class."""
+    """Give the modules at some paths the code of another class, under the name they have."""
+    named = next(each for each in cls.__mro__ if not each.__name__.startswith("_"))
 
     def edit(model: nn.Module) -> None:
+        cls.__name__ = named.__name__
         for path in where:
             model.get_submodule(path).__class__ = cls
 

@@ -22,6 +22,7 @@ from sealed.two.common import (
     paths,
     randomise,
     recode,
+    replaced,
     reweighed,
     rounded,
     scaled_row,
@@ -40,6 +41,7 @@ from sealed.two.llama_port import (
     TRAINED_LENGTH,
     VOCABULARY,
     Attention,
+    FeedForward,
     RMSNorm,
     Transformer,
     TransformerBlock,
@@ -231,6 +233,22 @@ class _PackedAttention(Attention):
         return self.wo(self.attend(q, k, v, mask).transpose(1, 2).reshape(size, length, -1))
 
 
+class ShardedFeedForward(nn.Module):
+    """A feed-forward whose inner width is shared out; what the shards put out is summed."""
+
+    def __init__(self, whole: FeedForward) -> None:
+        super().__init__()
+        self.shards = nn.ModuleList(FeedForward() for _ in range(2))
+        for rank, shard in enumerate(self.shards):
+            shard.w1.weight.data = whole.w1.weight.chunk(2, 0)[rank].clone()
+            shard.w3.weight.data = whole.w3.weight.chunk(2, 0)[rank].clone()
+            shard.w2.weight.data = whole.w2.weight.chunk(2, 1)[rank].clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum over the shards."""
+        return torch.stack([shard(x) for shard in self.shards]).sum(0)
+
+
 def _table(theta: float, scaled: bool) -> Edit:
     return setting("freqs_cis", precompute_freqs_cis(DIM // HEADS, LENGTH, theta, scaled), "")
 
@@ -325,6 +343,16 @@ def cases() -> Iterator[Case]:
         "the normed value is taken as the residual",
     )  # fmt: skip
     yield fault(
+        "shard-of-other-rank",
+        both(
+            replaced(ShardedFeedForward, *paths("layers.{}.feed_forward", LAYERS)),
+            copied("layers.1.feed_forward.shards.1.w3", "layers.1.feed_forward.shards.0.w3"),
+        ),
+        "layers.1.feed_forward.shards.1.w3",
+        "both ranks loaded the same shard",
+        dtype=bf16,
+    )
+    yield fault(
         "decode-cache-late", recode(_LateCache, *attentions), attentions,
         "cache written one position late", drive=decode,
     )  # fmt: skip
@@ -366,6 +394,9 @@ def cases() -> Iterator[Case]:
     yield harmless("decode", drive=decode, dtype=f16)
     yield harmless("chunked-fused", recode(_FusedAttention, *attentions), drive=chunked)
     yield harmless("packed-qkv", _pack)
+    yield harmless(
+        "sharded", replaced(ShardedFeedForward, *paths("layers.{}.feed_forward", LAYERS))
+    )
     yield harmless("norms-folded", _fold_norms)
     yield harmless(
         "finite-mask-fused",

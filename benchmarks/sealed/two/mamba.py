@@ -311,7 +311,7 @@ def _own_head(model: nn.Module) -> None:
 
 
 def _unused(model: nn.Module) -> None:
-    model.add_module("old_head", nn.Linear(DIM, VOCABULARY))
+    model.add_module("old_head", randomise(nn.Linear(DIM, VOCABULARY), 8))
     model.register_buffer("position_ids", torch.arange(64))
 
 
