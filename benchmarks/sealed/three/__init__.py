@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sealed.cases import Case
-from sealed.three import qwen
+from sealed.three import deepseek, qwen
 
 
 def cases() -> Iterator[Case]:
     """Yield every case of the set."""
-    for module in (qwen,):
+    for module in (qwen, deepseek):
         yield from module.cases()

@@ -137,7 +137,9 @@ def _position_of_length(self, start, count):
 
 def _rough_attention(self, q, k, v, seen):
     scores = (q @ k.transpose(-2, -1) * self.scale).masked_fill(~seen, -torch.inf)
-    return (scores.exp() / rough_sum(scores.exp())) @ v
+    weights = scores.exp()
+    taken = (weights.unsqueeze(-1) * v.unsqueeze(1)).transpose(-2, -1)
+    return rough_sum(taken).squeeze(-1) / rough_sum(weights)
 
 
 def _eager_attention(self, q, k, v, seen):
@@ -297,7 +299,7 @@ ROWS = [
         "softmax_rounded",
         _of(port.Attention, attend=_rough_attention),
         f"{LAYER}.self_attn.attn",
-        "the softmax is summed in the dtype of the activations",
+        "the softmax and what it weighs are summed in the dtype of the activations",
         BRAIN,
         precision=True,
         kind="long",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 class RMSNorm(nn.Module):
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
     def attend(self, q, k, v, seen: torch.Tensor) -> torch.Tensor:
         """Return the attention of (heads, tokens, width)."""
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
 
     def forward(self, q, k, v, positions: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
         """Return what each token takes from the others, flat."""
@@ -155,8 +155,8 @@ class FusedMoE(nn.Module):
 
     def expert(self, x: torch.Tensor, index: int) -> torch.Tensor:
         """Return what one expert makes of its tokens."""
-        gate, up = F.linear(x, self.w13_weight[index]).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.w2_weight[index])
+        gate, up = functional.linear(x, self.w13_weight[index]).chunk(2, -1)
+        return functional.linear(functional.silu(gate) * up, self.w2_weight[index])
 
     def forward(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the chosen experts."""
@@ -259,4 +259,5 @@ def load(port: nn.Module, weights: dict[str, torch.Tensor]) -> None:
         elif "k_proj" not in name and "v_proj" not in name:
             fused[name] = weight.clone()
     missing, unexpected = port.load_state_dict(fused, strict=False)
-    assert not unexpected and all("lm_head" in name for name in missing), (missing, unexpected)
+    assert not unexpected
+    assert all("lm_head" in name for name in missing)
