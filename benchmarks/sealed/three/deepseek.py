@@ -86,7 +86,7 @@ def build(kind: str) -> Pair:
     if kind == "steps":
         ids = tokens(4, 2, 11, vocabulary=173)
         return Pair(candidate, Stepper(reference), drive=decoding(ids, 7))
-    ids = tokens(9, *((1, 40) if kind == "long" else (2, 12)), vocabulary=173)
+    ids = tokens(9, *((1, 120) if kind == "long" else (2, 12)), vocabulary=173)
     return Pair(candidate, Logits(reference), args=(ids,))
 
 
@@ -387,7 +387,7 @@ ROWS = [
     Row("clean_steps", kind="steps"),
     Row("clean_steps", dtype=HALF, kind="steps"),
     Row("not_absorbed", _of(port.MLAAttention, forward=_materialised)),
-    Row("not_absorbed", _of(port.MLAAttention, forward=_materialised), dtype=BRAIN, kind="long"),
+    Row("not_absorbed", _of(port.MLAAttention, forward=_materialised), dtype=HALF),
     Row("norm_absorbed", _norm_absorbed),
     Row("factor_folded", _factor_folded),
     Row("mask_finite", _of(port.MLAAttention, weigh=_finite)),

@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
 class YarnRotaryEmbedding(nn.Module):
     """Tables of angles, stretched as YaRN does."""
 
-    def __init__(self, dim: int, rope: dict, longest: int = 64) -> None:
+    def __init__(self, dim: int, rope: dict, longest: int = 128) -> None:
         super().__init__()
         factor, original = rope["factor"], rope["original_max_position_embeddings"]
         base = rope["rope_theta"]

@@ -72,7 +72,7 @@ def _over_queries(scores, v):
     return scores.float().softmax(1).to(v.dtype) @ v
 
 
-def _unscaled_after_bias(self, q, k):
+def _scaled_again(self, q, k):
     """Scale once more, as a kernel with a scale of its own does."""
     return _scores(self, q, k) * self.scaling
 
@@ -296,7 +296,7 @@ ROWS = [
     ),
     Row(
         "scaled_twice",
-        _of(MultiheadAttention, forward=_attention(_unscaled_after_bias)),
+        _of(MultiheadAttention, forward=_attention(_scaled_again)),
         ATTENTION,
         "queries are scaled by hand and by the kernel",
         HALF,

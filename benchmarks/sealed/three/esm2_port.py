@@ -138,7 +138,7 @@ def build(kind: str) -> Pair:
     missing, unexpected = port.load_state_dict(found, strict=False)
     assert not unexpected
     assert all("inv_freq" in name for name in missing), missing
-    ids = tokens(8, 3, 46 if kind == "long" else 16, vocabulary=24, low=4)
+    ids = tokens(8, 3, 78 if kind == "long" else 16, vocabulary=24, low=4)
     ids[:, 0], ids[:, -1] = BEGIN, END
     if kind in ("padded", "masked"):
         ids[1, 12], ids[1, 13:] = END, PAD

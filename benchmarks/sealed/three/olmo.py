@@ -59,7 +59,7 @@ def _residual_of_input(self, x, cos, sin, mask=None, input_pos=None, input_pos_m
 
 
 def _rope_base(model):
-    model.cos, model.sin = litgpt.build_rope_cache(64, HEAD, base=10000)
+    model.cos, model.sin = litgpt.build_rope_cache(128, HEAD, base=10000)
 
 
 def _qkv_by_group(model):

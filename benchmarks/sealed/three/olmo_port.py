@@ -39,7 +39,7 @@ def _reference() -> Olmo2ForCausalLM:
         num_hidden_layers=3,
         num_attention_heads=HEADS,
         num_key_value_heads=GROUPS,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         tie_word_embeddings=False,
@@ -61,7 +61,7 @@ def _lit(model: nn.Module) -> GPT:
         name="olmo2",
         vocab_size=211,
         padded_vocab_size=211,
-        block_size=64,
+        block_size=128,
         n_layer=3,
         n_embd=WIDTH,
         n_head=HEADS,
@@ -117,8 +117,8 @@ def build(kind: str) -> Pair:
         ours.set_kv_cache(2, 24)
         ids = tokens(12, 2, 13, vocabulary=211)
         return Pair(ours, Stepper(theirs), drive=decoding(ids, 8))
-    count = {"": 14, "back": 14, "long": 44}[kind]
-    args = (tokens(13, 2, count, vocabulary=211),)
+    count = {"": 14, "back": 14, "long": 120}[kind]
+    args = (tokens(13, 1 if kind == "long" else 2, count, vocabulary=211),)
     if kind == "back":
         return Pair(Logits(theirs), ours, args=args)
     return Pair(ours, Logits(theirs), args=args)

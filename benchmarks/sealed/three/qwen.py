@@ -75,8 +75,8 @@ def build(kind: str) -> Pair:
         ids = tokens(5, 1, 12, vocabulary=199)
         return Pair(candidate, Stepper(reference), drive=decoding(ids, 8))
     if kind == "long":
-        ids = tokens(7, 48, vocabulary=199)
-        return Pair(candidate, Packed(reference), args=(ids, torch.arange(48)))
+        ids = tokens(7, 96, vocabulary=199)
+        return Pair(candidate, Packed(reference), args=(ids, torch.arange(96)))
     ids = tokens(6, 22, vocabulary=199)
     return Pair(candidate, Packed(reference), args=(ids, torch.arange(11).repeat(2)))
 
@@ -95,7 +95,7 @@ def _rope_before_norm(self, positions, hidden, segments):
 
 def _other_base(model):
     for layer in model.model.layers:
-        layer.self_attn.rotary_emb = port.RotaryEmbedding(16, 64, 10000.0)
+        layer.self_attn.rotary_emb = port.RotaryEmbedding(16, 128, 10000.0)
 
 
 def _pairs(self, x, cos, sin):
@@ -169,10 +169,6 @@ def _all_experts(self, hidden, logits):
     dense = torch.zeros_like(logits).scatter(1, chosen, weights)
     done = [self.expert(hidden, index) for index in range(dense.shape[1])]
     return torch.einsum("te,teh->th", dense, torch.stack(done, 1))
-
-
-def _rough_norm(self, x):
-    return x * torch.rsqrt(rough_sum(x * x) / x.shape[-1] + self.eps) * self.weight
 
 
 def _sum_dropped(self, positions, hidden, residual, segments):
@@ -360,17 +356,6 @@ ROWS = [
         "eps 1e-5 where the config has 1e-6",
     ),
     Row(
-        "norm_rounded",
-        lambda model: change(
-            *(layer.post_attention_layernorm for layer in model.model.layers), normed=_rough_norm
-        ),
-        f"{LAYER}.post_attention_layernorm",
-        "the mean square is summed in the dtype of the activations",
-        BRAIN,
-        precision=True,
-        kind="long",
-    ),
-    Row(
         "row_scaled",
         lambda model: model.model.layers[0].self_attn.o_proj.weight[7].mul_(1.03),
         "model.layers.0.self_attn.o_proj",
@@ -409,7 +394,7 @@ ROWS = [
     Row("clean"),
     Row("clean", dtype=BRAIN),
     Row("clean", dtype=HALF),
-    Row("clean_long", dtype=BRAIN, kind="long"),
+    Row("clean_long", dtype=HALF, kind="long"),
     Row("clean_steps", kind="steps"),
     Row("clean_steps", dtype=BRAIN, kind="steps"),
     Row("norms_folded", _fold),

@@ -122,7 +122,7 @@ class Qwen3MoeAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         base = config.rope_parameters["rope_theta"]
-        self.rotary_emb = RotaryEmbedding(self.head_dim, 64, base)
+        self.rotary_emb = RotaryEmbedding(self.head_dim, 128, base)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.attn = Attention(heads, kv_heads, self.head_dim, slots)
 
