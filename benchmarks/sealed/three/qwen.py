@@ -75,7 +75,7 @@ def build(kind: str) -> Pair:
         ids = tokens(5, 1, 12, vocabulary=199)
         return Pair(candidate, Stepper(reference), drive=decoding(ids, 8))
     if kind == "long":
-        ids = tokens(7, 96, vocabulary=199)
+        ids = tokens(41, 96, vocabulary=199)
         return Pair(candidate, Packed(reference), args=(ids, torch.arange(96)))
     ids = tokens(6, 22, vocabulary=199)
     return Pair(candidate, Packed(reference), args=(ids, torch.arange(11).repeat(2)))
@@ -394,7 +394,7 @@ ROWS = [
     Row("clean"),
     Row("clean", dtype=BRAIN),
     Row("clean", dtype=HALF),
-    Row("clean_long", dtype=HALF, kind="long"),
+    Row("clean_long", dtype=BRAIN, kind="long"),
     Row("clean_steps", kind="steps"),
     Row("clean_steps", dtype=BRAIN, kind="steps"),
     Row("norms_folded", _fold),
