@@ -60,7 +60,7 @@ def distance_of(pair: Pair) -> float:
     for one, other in zip(ours, theirs, strict=True):
         assert one.shape == other.shape, f"shapes differ: {one.shape}, {other.shape}"
         gap = (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
-        worst = max(worst, float(gap))
+        worst = max(worst, float(gap)) if gap.isfinite() else float("inf")
     return worst
 
 

@@ -9,7 +9,7 @@ arithmetic that differ from the reference are another way to round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,8 @@ class Rerun:
     call: Call
     before: State
     dice: RandomState
+    left: Mapping[str, torch.Tensor] | None = None
+    """What the call left behind natively, by place."""
 
     def perform(
         self,

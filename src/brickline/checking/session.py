@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +24,7 @@ from brickline.checking.evidence import Evidence
 from brickline.checking.examining import Examination, Position
 from brickline.checking.forcing import arguments_written, objects_returned
 from brickline.checking.inquiry import Inquiry
+from brickline.checking.logic.wide_sides import left_by
 from brickline.checking.masks import IDLE, NOTE, is_for_another
 from brickline.checking.pairing import Pairing
 from brickline.checking.performance import Performance
@@ -150,7 +151,8 @@ class Session:
             try:
                 if self._stale is None:
                     performance.recording.output = output
-                    self._examine(position, performance.recording, call, before, dice)
+                    left = left_by(self.candidate.root, args, kwargs, output)
+                    self._examine(position, performance.recording, call, before, dice, left)
             finally:
                 after.restore()
                 dice_after.restore()
@@ -203,6 +205,7 @@ class Session:
         call: Call,
         before: State,
         dice: RandomState,
+        left: Mapping[str, torch.Tensor],
     ) -> None:
         """Ask the reference about one call."""
         inquiry = Inquiry(self.candidate, self.reference, recording, call)
@@ -212,7 +215,7 @@ class Session:
             inquiry.state.restore()
             position.problem = f"the reference cannot run this call: {trouble_of(error)}"
             return
-        rerun = Rerun(self._plain_root(), self.candidate, call, before, dice)
+        rerun = Rerun(self._plain_root(), self.candidate, call, before, dice, left)
         examination = Examination(position, inquiry, rerun, self.dtype, self.evidence)
         try:
             examination.examine(pairing)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from brickline.checking.endings import words_of
+from brickline.checking.execution.wide_memory import WideMemory
 from brickline.checking.masks import as_added
 from brickline.checking.performance import parameters_by_storage
 from brickline.checking.snapshot import RandomState, State, snapshot, tensors_in
@@ -154,8 +155,10 @@ class Side:
         """Whose weights these are on the other side, once that was asked."""
         self.entry: Callable[[Any], Any] | None = None
         """What runs the root, where it is not called itself."""
-        self.first: State | None = None
-        """What it kept before the first call that was compared in float64."""
+        self.left = WideMemory()
+        """What its calls left behind, in float64."""
+        self.lost: str | None = None
+        """Why that is not known any more."""
         self.adds_masks = False
         """Whether boolean masks were made for the other side, and this one adds its own."""
         self.masks_added = 0

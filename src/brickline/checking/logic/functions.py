@@ -20,11 +20,8 @@ from brickline.checking.endings import trouble_of
 from brickline.checking.inquiry import Inquiry
 from brickline.checking.logic.carrying import (
     carried_weights,
-    is_equal,
-    is_rounded,
     nudge,
     nudged,
-    plain_name,
     unshared_tensors,
 )
 from brickline.checking.logic.feeding import (
@@ -35,17 +32,19 @@ from brickline.checking.logic.feeding import (
 )
 from brickline.checking.logic.outputs import largest_distance, outputs_of, paired
 from brickline.checking.logic.searching import searched_modules
-from brickline.checking.logic.wide_sides import WideSide, candidate_side, reference_side
+from brickline.checking.logic.wide_sides import (
+    WideSide,
+    candidate_side,
+    left_by,
+    reference_side,
+)
 from brickline.checking.masks import idle_queries, is_of_transformers
-from brickline.checking.sides import Side
 from brickline.checking.snapshot import RandomState, State
 
 FLOOR = 1e-12
 """Relative L2 up to which outputs are the same without further measuring."""
 MARGIN = 10.0
 """How often the measured noise a difference must be to be one."""
-Place = tuple[str, str]
-"""Path of a module, and a place in what it keeps."""
 TINY = 2.0**-52
 """By how much inputs are moved: float64's own rounding."""
 
@@ -76,54 +75,33 @@ def same_function(rerun: Rerun, inquiry: Inquiry) -> Logic:
         rerun: The candidate's call.
         inquiry: The reference before the same call.
     """
-    if not _began_alike(rerun.side, rerun.before, inquiry.reference, inquiry.state):
-        return Logic(problem="what both sides kept of earlier calls differs by rounding")
+    lost = rerun.side.lost
+    if lost is not None:
+        return Logic(problem=lost)
     ours, theirs = State(rerun.side.root), State(inquiry.reference.root)
     dice = RandomState()
     try:
         with _eagerly(), carried_weights(rerun.side.root, inquiry.reference.root):
-            return _compared(rerun, inquiry)
+            logic = _compared(rerun, inquiry)
     except Exception as error:
-        return Logic(problem=f"float64 could not be asked: {trouble_of(error)}")
+        logic = Logic(problem=f"float64 could not be asked: {trouble_of(error)}")
     finally:
         ours.restore()
         theirs.restore()
         dice.restore()
-
-
-def _began_alike(ours: Side, before: State, theirs: Side, state: State) -> bool:
-    """Return whether what both sides keep of earlier calls is the same, up to one rounding."""
-    if ours.first is None or theirs.first is None:
-        ours.first, theirs.first = before, state
-        return True
-    kept = _changed(ours.first, before) | _changed(theirs.first, state)
-    one, two = _tensors(before), _tensors(state)
-    return all(
-        place in one
-        and place in two
-        and (is_equal(one[place], two[place]) or is_rounded(one[place], two[place]))
-        for place in kept
-    )
-
-
-def _changed(first: State, now: State) -> set[Place]:
-    before, after = _tensors(first), _tensors(now)
-    return {
-        place
-        for place in before.keys() | after.keys()
-        if place not in before or place not in after or not is_equal(before[place], after[place])
-    }
-
-
-def _tensors(state: State) -> dict[Place, torch.Tensor]:
-    return {(plain_name(path), name): each for (path, name), each in state.tensors().items()}
+    if logic.problem is not None or logic.differs:
+        rerun.side.lost = "what an earlier call left behind is not known in float64"
+    return logic
 
 
 def _compared(rerun: Rerun, inquiry: Inquiry) -> Logic:
-    sides = candidate_side(rerun), reference_side(inquiry)
+    left = rerun.side.left, inquiry.reference.left
+    sides = candidate_side(rerun, left[0]), reference_side(inquiry, left[1], left[0])
     if any(side.side.stage.elsewhere for side in sides):
         return Logic(problem="some modules run on other threads, where nothing can be widened")
-    ours, theirs = (outputs_of(side.run()) for side in sides)
+    native = {} if rerun.left is None else rerun.left
+    ours = outputs_of(sides[0].run(native=native))
+    theirs = outputs_of(sides[1].run(native=left_by(sides[1].root, (), {}, None)))
     if not paired(ours, theirs):
         return Logic(problem="the outputs of both sides have no tensors in common")
     if not any(bool(each.isfinite().any()) for each in theirs):

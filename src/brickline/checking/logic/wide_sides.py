@@ -16,6 +16,7 @@ import torch
 
 from brickline.checking.arbitration import Rerun
 from brickline.checking.execution.tape import Tape
+from brickline.checking.execution.wide_memory import WideMemory
 from brickline.checking.inquiry import Inquiry
 from brickline.checking.logic.outputs import is_output
 from brickline.checking.performance import Performance
@@ -34,6 +35,10 @@ class WideSide:
     dice: RandomState
     function: Callable[[Call], Any]
     """Makes the call."""
+    left: WideMemory
+    """What earlier calls of this side left behind."""
+    passed: WideMemory
+    """What earlier calls of the candidate left, and may be among the arguments."""
 
     @property
     def root(self) -> Any:
@@ -44,12 +49,15 @@ class WideSide:
         self,
         change: Convert | None = None,
         prepared: AbstractContextManager[Any] | None = None,
+        native: Mapping[str, torch.Tensor] | None = None,
     ) -> Any:
         """Make the call.
 
         Args:
             change: Applied to each floating-point tensor of the call. Default None.
             prepared: Entered after the state is restored. Default None.
+            native: What the call left natively, by place; what it leaves now is remembered with
+                it. Default None: nothing is.
         """
         call = self._call(change)
         performance = Performance(
@@ -57,7 +65,10 @@ class WideSide:
         )
         performance.starves = False  # a result that is partly narrow would prove nothing
         with self.ready(), prepared or nullcontext(), performance.performing():
-            return snapshot(self.function(call))  # it may alias what is put back now
+            result = snapshot(self.function(call))  # it may alias what is put back now
+            if native:
+                self.left.note(native, left_by(self.root, call.args, call.kwargs, result))
+        return result
 
     def tape(
         self,
@@ -96,11 +107,14 @@ class WideSide:
 
     def _call(self, change: Convert | None) -> Call:
         """Return the call with its tensors in float64."""
-        call = self.call.copied(device=self.side.device, wide=True)
-        if change is not None:
-            for tensor in call.places().values():
-                if tensor.dtype.is_floating_point:
-                    tensor.copy_(change(tensor))
+        call = self.call.copied(device=self.side.device)
+        places = call.places().values()
+        for tensor in places:
+            if is_narrow(tensor):
+                tensor.data = self.passed.widened(tensor)
+        for tensor in places if change is not None else ():
+            if tensor.dtype.is_floating_point:
+                tensor.copy_(change(tensor))
         return call
 
     @contextmanager
@@ -108,33 +122,72 @@ class WideSide:
         """Put the side into the state in which the call began, wide."""
         self.before.restore()
         self.dice.restore()
-        buffers = self.root.buffers() if isinstance(self.root, torch.nn.Module) else ()
-        with torch.no_grad(), held_wide(buffers), _wide_constants():
+        with torch.no_grad(), held_wide(_kept(self.root), self.left), _wide_constants():
             yield
 
 
-def candidate_side(rerun: Rerun) -> WideSide:
+def left_by(
+    root: Any, args: Any, kwargs: Any, output: Any
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that a call leaves behind, by place."""
+    left = {f"argument{place}": tensor for place, tensor in tensors_in((args, dict(kwargs)))}
+    left |= {f"output{place}": tensor for place, tensor in tensors_in(output)}
+    for (path, place), tensor in State(root).tensors().items():
+        left[f"{path}:{place}"] = tensor
+    return left
+
+
+def _kept(root: Any) -> list[torch.Tensor]:
+    """Return the tensors that modules keep beside their parameters."""
+    if not isinstance(root, torch.nn.Module):
+        return []
+    tensors: dict[int, torch.Tensor] = {}
+    weights = {id(weight) for weight in root.parameters()}
+    for module in root.modules():
+        attributes = {
+            name: value
+            for name, value in vars(module).items()
+            if name not in _OWN and not isinstance(value, torch.nn.Module)
+        }
+        for _, tensor in tensors_in((dict(module._buffers), attributes)):
+            if id(tensor) not in weights:
+                tensors[id(tensor)] = tensor
+    return list(tensors.values())
+
+
+_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def candidate_side(rerun: Rerun, left: WideMemory) -> WideSide:
     """Return the candidate."""
 
     def function(call: Call) -> Any:
         return rerun.function(*call.args, **call.kwargs)
 
-    return WideSide(rerun.side, rerun.call, rerun.before, rerun.dice, function)
+    return WideSide(rerun.side, rerun.call, rerun.before, rerun.dice, function, left, left)
 
 
-def reference_side(inquiry: Inquiry) -> WideSide:
+def reference_side(inquiry: Inquiry, left: WideMemory, passed: WideMemory) -> WideSide:
     """Return the reference."""
     dice = inquiry.call.dice or RandomState()
-    return WideSide(inquiry.reference, inquiry.call, inquiry.state, dice, inquiry.reference.run)
+    run = inquiry.reference.run
+    return WideSide(inquiry.reference, inquiry.call, inquiry.state, dice, run, left, passed)
 
 
 @contextmanager
-def held_wide(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Hold the floating-point ones among some tensors in float64 as long as this lasts."""
+def held_wide(
+    tensors: Iterable[torch.Tensor], left: WideMemory | None = None
+) -> Iterator[None]:
+    """Hold the floating-point ones among some tensors in float64 as long as this lasts.
+
+    Args:
+        tensors: To be held.
+        left: What earlier calls left in float64. Default None: nothing.
+    """
     kept = [(tensor, tensor.data) for tensor in tensors if is_narrow(tensor)]
     try:
         for tensor, data in kept:
-            tensor.data = data.double()
+            tensor.data = data.double() if left is None else left.widened(data)
         yield
     finally:
         for tensor, data in kept:
