@@ -28,10 +28,26 @@ class KnownValues:
         """
         self.tape = tape
         self.values = tape.values
-        self.tolerances = [_tolerance(value, moved) for value in tape.values]
+        others = {} if moved is None else {_place(value): value for value in moved.values}
+        self.tolerances = [_tolerance(value, others.get(_place(value))) for value in tape.values]
         self._informative: dict[int, bool] = {}
         self._readers: dict[int, list[int]] | None = None
         self._after: dict[int, frozenset[int]] = {}
+
+    def on(self, tape: Tape) -> KnownValues:
+        """Return another tape of the same call with the tolerances of this one."""
+        other = object.__new__(KnownValues)
+        other.tape, other.values = tape, tape.values
+        known = {_place(value): self.tolerances[value.index] for value in self.values}
+        other.tolerances = [
+            self.tolerances[value.index]
+            if value.index < len(self.values) and self.values[value.index].step is value.step
+            else known.get(_place(value), 0.0)
+            for value in tape.values
+        ]
+        other._informative, other._after = {}, {}
+        other._readers = self._readers if len(tape.values) == len(self.values) else None
+        return other
 
     def informative(self, index: int) -> bool:
         """Return whether being equal to a value proves anything."""
@@ -114,15 +130,19 @@ def is_plain_copy(tape: Tape, value: Value) -> bool:
     return tape.values[step.inputs[0]].shape.numel() == value.shape.numel()
 
 
-def _tolerance(value: Value, moved: Tape | None) -> float:
+def _place(value: Value) -> tuple[object, ...]:
+    """Return what is the same of a value in every run of the same call."""
+    step = value.step
+    return step.frame.path, step.frame.call, step.ordinal, step.name, value.out, value.name
+
+
+def _tolerance(value: Value, moved: Value | None) -> float:
     if not value.floating:
         return 0.0
     elements = comparable(value.flat)
     plain = np.abs(elements) < CLIPPED
     size = float(np.abs(elements[plain]).max(initial=0.0))
     noise = 0.0
-    if moved is not None and value.index < len(moved.values):
-        other = moved.values[value.index]
-        if other.shape == value.shape:
-            noise = float(np.abs(comparable(other.flat) - elements)[plain].max(initial=0.0))
+    if moved is not None and moved.shape == value.shape:
+        noise = float(np.abs(comparable(moved.flat) - elements)[plain].max(initial=0.0))
     return MARGIN * noise + FLOOR * size

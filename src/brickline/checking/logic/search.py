@@ -19,7 +19,17 @@ import torch
 
 from brickline.align.equality import comparable
 from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
-from brickline.checking.execution.tape import CONSTANT, READ, WEIGHT, Replay, Tape, Value, flat_of, shaped
+from brickline.checking.execution.tape import (
+    ARGUMENT,
+    CONSTANT,
+    READ,
+    WEIGHT,
+    Replay,
+    Tape,
+    Value,
+    flat_of,
+    shaped,
+)
 from brickline.checking.logic.explaining import Explained, explain
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 
@@ -33,6 +43,8 @@ MOST_WRONG = 25
 """New values that may differ before a cut is given up."""
 MOST_REORDERED = 6
 """How often an earlier value is found to lie in another order."""
+MOST_TRIALS = 80
+"""Orders that are tried for that."""
 MOST_SOURCES = 60
 """Values of the reference before a cut that are tried inside of its region."""
 CONTROL = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::unique"})
@@ -109,6 +121,8 @@ class Search:
         self.cuts: list[Cut] = []
         self.spent = False
         self._siblings: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        self._healthy = ours
+        """Where these lie."""
 
     # --- the loop
 
@@ -145,6 +159,11 @@ class Search:
         cut = self._first_confirmed(sorted(wrong), missing)
         if cut is None:
             return None
+        tape = self._going_on(cut)
+        if tape is not None:
+            # Later layers are healthy now, and show in which orders values lie.
+            healed = {**self.healed, cut.value: cut.partner}
+            self._learn_siblings(*self._explained_on(tape, healed))
         cut = self._refined(self._with_region(cut))
         for _ in range(MOST_REORDERED):
             inner = self._reordered(cut)
@@ -202,11 +221,16 @@ class Search:
 
     # --- orders
 
-    def _learn_siblings(self) -> None:
+    def _learn_siblings(
+        self, ours: KnownValues | None = None, explained: Explained | None = None
+    ) -> None:
+        """Learn in which orders the values of healthy layers lie in the reference's."""
+        self._healthy = self.ours if ours is None else ours
+        explained = self.explained if explained is None else explained
         siblings: defaultdict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
-        for index, partner in self.explained.items():
+        for index, partner in explained.items():
             if partner is not None and index not in self.healed:
-                value = self.ours.values[index]
+                value = self._healthy.values[index]
                 if value.shape.numel() == self.theirs.values[partner].shape.numel():
                     siblings[value.key].append((index, partner))
         self._siblings = dict(siblings)
@@ -226,7 +250,7 @@ class Search:
         for one, two in self._siblings.get(value.key, ()):
             if one == index or self.theirs.values[two].key != other.key:
                 continue
-            mine, right = self.ours.values[one].flat, self.theirs.values[two].flat
+            mine, right = self._healthy.values[one].flat, self.theirs.values[two].flat
             if mine.size == right.size == size:
                 plain = np.abs(comparable(mine) - comparable(right)).max(initial=0.0)
                 near = plain <= self.theirs.tolerances[two] + self.ours.tolerances[one]
@@ -378,42 +402,53 @@ class Search:
 
     def _reordered(self, cut: Cut) -> Cut | None:
         """Return the earliest value with the right elements in an order that makes the cut wrong."""
+        trials = 0
         for index in sorted(self.ours.behind([cut.value], {})):
             partner = self.explained[index]
             if partner is None or index == cut.value or index in self.healed:
                 continue
-            if not self.ours.informative(index) or self._lies_plainly(index, partner):
+            if self.ours.values[index].step.name == ARGUMENT:
+                continue
+            if not self.ours.informative(index) or self._is_usual_order(index, partner):
                 continue
             for order in itertools.islice(self._orders(index, partner), MOST_ORDERS):
+                if self._lies_in(index, partner, order):
+                    continue
+                trials += 1
+                if trials > MOST_TRIALS:
+                    return None
                 inner = Cut(index, partner, order)
                 if self._makes_right(cut, values={index: self._tensor(inner)}, region_only=False):
-                    self._unexplain_disordered(index)
+                    self._unexplain_disordered(index, order)
                     return self._with_region(inner)
         return None
 
-    def _lies_plainly(self, index: int, partner: int) -> bool:
-        """Return whether a value is its partner in an order that shapes or siblings explain."""
+    def _lies_in(self, index: int, partner: int, order: Array) -> bool:
+        """Return whether a value is its partner in this order of elements."""
         mine = comparable(self.ours.values[index].flat)
         right = comparable(self.theirs.values[partner].flat)
         tolerance = self.theirs.tolerances[partner] + self.ours.tolerances[index]
-        if mine.size != right.size:
-            return True  # a part: nothing is known of its place
-        return any(
-            np.abs(mine - right[order]).max(initial=0.0) <= tolerance
-            for order in self._orders(index, partner)
-        )
+        return bool(np.abs(mine - right[order]).max(initial=0.0) <= tolerance)
 
-    def _unexplain_disordered(self, index: int) -> None:
-        """A value in a wrong order is no value of the reference, nor are copies before it."""
+    def _is_usual_order(self, index: int, partner: int) -> bool:
+        """Return whether a value lies in its partner as those in other layers do."""
+        if not self._is_usual(index, partner):
+            return False
+        order = next(self._orders(index, partner), None)
+        return order is not None and self._lies_in(index, partner, order)
+
+    def _unexplain_disordered(self, index: int, order: Array) -> None:
+        """A value in a wrong order is no value of the reference, nor are copies like it before it."""
         while True:
             partner = self.explained[index]
-            if partner is None or self._lies_plainly(index, partner):
-                return
             self.explained[index] = None
             value = self.ours.values[index]
-            if not is_plain_copy(self.ours.tape, value):
+            if partner is None or not is_plain_copy(self.ours.tape, value):
                 return
             index = value.step.inputs[0]
+            orders = itertools.islice(self._orders(index, partner), 1)
+            if any(self._lies_in(index, partner, plain) for plain in orders):
+                return
 
     def _inner_partners(self, cut: Cut, index: int) -> Iterator[tuple[int, Array]]:
         """Yield values before the reference's that may belong in the place of one before ours."""
@@ -496,21 +531,29 @@ class Search:
 
     def _heal(self, cut: Cut) -> None:
         """Go on as if the candidate had computed the reference's value."""
-        tensor = self._tensor(cut)
-        self._elements[cut.value] = flat_of(tensor)
+        self._elements[cut.value] = flat_of(self._tensor(cut))
         self.healed[cut.value] = cut.partner
-        replay = Replay(self.ours.tape, {cut.value: tensor})
+        tape = self._going_on(cut) or self._rerun(self._elements)
+        self.ours, self.explained = self._explained_on(tape, self.healed)
+
+    def _going_on(self, cut: Cut) -> Tape | None:
+        """Return the tape with a cut repaired; None where the code may go another way then."""
+        replay = Replay(self.ours.tape, {cut.value: self._tensor(cut)})
         try:
             touched = {value.step.name for value in replay.run()}
-            plain = CONTROL.isdisjoint(touched) and not self._steers(replay)
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
-            plain = False
-        before = self.ours
-        tape = with_values(before.tape, replay.values) if plain else self._rerun(self._elements)
-        self.ours = KnownValues(tape)
-        self.ours.tolerances[: len(before.tolerances)] = before.tolerances[: len(tape.values)]
-        earlier = (before.tape, self.explained)
-        self.explained = explain(self.ours, self.theirs, self.bank, earlier, self.healed)
+            return None
+        if not CONTROL.isdisjoint(touched) or self._steers(replay):
+            return None
+        return with_values(self.ours.tape, replay.values)
+
+    def _explained_on(
+        self, tape: Tape, healed: Mapping[int, int]
+    ) -> tuple[KnownValues, Explained]:
+        """Return what the values of a repaired tape are."""
+        ours = self.ours.on(tape)
+        earlier = (self.ours.tape, self.explained)
+        return ours, explain(ours, self.theirs, self.bank, earlier, healed)
 
     def _steers(self, replay: Replay) -> bool:
         """Return whether a number was taken out of something that is another value now."""
