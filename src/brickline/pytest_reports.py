@@ -29,7 +29,7 @@ from brickline.report.figures import Look
 from brickline.report.html.divergence_page import write_divergence_page
 from brickline.report.html.page import write_page
 from brickline.report.html.profile_page import profile_page
-from brickline.verdicts import GUILTY, DivergenceReport, Status
+from brickline.verdict import GUILTY, DivergenceReport, Status
 
 MAX_TOLD = 3
 """Culprits, and notes on what was not seen, that a failure tells; the rest is counted."""

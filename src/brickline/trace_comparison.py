@@ -15,7 +15,7 @@ from brickline.errors import UsageError
 from brickline.fingerprints import Fingerprint, distance
 from brickline.trace_sides import Identity, TraceSide
 from brickline.traces import KernelTrace
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,

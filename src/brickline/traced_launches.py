@@ -20,7 +20,7 @@ from brickline.traces import KernelTrace, Traces
 if TYPE_CHECKING:
     from brickline.device.base import Clock
     from brickline.trace_sides import TraceSide
-    from brickline.verdicts import DivergenceReport
+    from brickline.verdict import DivergenceReport
 
 
 class TracedLaunches:

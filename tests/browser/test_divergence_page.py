@@ -20,7 +20,7 @@ from hand_made_reports import (
 
 from brickline.report.divergence import error_figure
 from brickline.report.html.divergence_page import write_divergence_page
-from brickline.verdicts import DivergenceReport, Status, Verdict, VerdictRow, VerdictTable
+from brickline.verdict import DivergenceReport, Status, Verdict, VerdictRow, VerdictTable
 
 Open = Callable[..., Any]
 TOLD = [row for row in REPORT.verdicts if row.verdict not in (Verdict.IDENTICAL, Verdict.ROUNDING)]

@@ -177,7 +177,7 @@ def test_imports_inside_functions_are_few(module: str) -> None:
         "runs": {"tables"},
         "query": {"tables", "table_columns"},
         "device.base": {"buffers"},
-        "verdicts": {"report"},
+        "verdict.verdicts": {"report"},
         "adapters.recording": {"adapters"},
         "adapters.torch_tensors": {"fingerprint_cuda"},
         "__main__": {"commands"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,

@@ -12,18 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brickline.accept import (
-    Accepted,
-    apply_accepted,
-    load_accepted,
-    parse_accepted,
-    propose_accept,
-    unused_entries,
-    write_accept,
-)
 from brickline.errors import AcceptError, UsageError
 from brickline.traces import KernelTrace
-from brickline.verdicts import (
+from brickline.verdict import (
+    Accepted,
     Coverage,
     DivergenceReport,
     Finding,
@@ -31,6 +23,12 @@ from brickline.verdicts import (
     Verdict,
     VerdictRow,
     VerdictTable,
+    apply_accepted,
+    load_accepted,
+    parse_accepted,
+    propose_accept,
+    unused_entries,
+    write_accept,
 )
 
 ENTRY = {"brick": "layers.*.mlp", "reason": "tanh-GELU", "relative_l2": 1e-3}

@@ -20,7 +20,7 @@ from brickline.commands.demo_divergence import (
 from brickline.commands.demo_model import DemoModel
 from brickline.commands.demo_weights import Floats, ModelConfig
 from brickline.report.divergence import report_text
-from brickline.verdicts import Status, Verdict
+from brickline.verdict import Status, Verdict
 
 
 def decoded(kind: type[DemoModel]) -> Decode:

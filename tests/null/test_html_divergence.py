@@ -32,7 +32,7 @@ from brickline.report.html.divergence_page import (
     write_divergence_page,
 )
 from brickline.report.html.verdict_rows import NO_NUMBER, ORDER, Texts
-from brickline.verdicts import (
+from brickline.verdict import (
     DivergenceReport,
     Finding,
     Status,

@@ -22,7 +22,7 @@ from hand_made_reports import CULPRIT, EVIL, REPORT, SUSPECTED, many_verdicts
 import brickline as bl
 from brickline.report.html.divergence_page import ESTIMATED
 from brickline.report.notebook import MAX_BRICKS, MAX_LINES
-from brickline.verdicts import DivergenceReport, Status
+from brickline.verdict import DivergenceReport, Status
 
 TAGS = {"div", "style", "p", "b", "code", "table", "thead", "tbody", "tr", "th", "td", "span"}
 TAGS |= {"svg", "title", "path", "details", "summary", "pre"}

@@ -20,7 +20,7 @@ from hand_made_reports import CULPRIT, CULPRIT_FINDING, EVIL, REPORT
 import brickline
 from brickline import pytest_plugin
 from brickline.pytest_reports import divergence_words
-from brickline.verdicts import Coverage, DivergenceReport, Status, Verdict
+from brickline.verdict import Coverage, DivergenceReport, Status, Verdict
 
 pytest_plugins = ["pytester"]
 
@@ -223,7 +223,7 @@ from hand_made_reports import REPORT, EVIL
 from dataclasses import replace
 from brickline import pytest_reports
 from brickline.errors import UsageError
-from brickline.verdicts import Coverage, DivergenceReport, Status
+from brickline.verdict import Coverage, DivergenceReport, Status
 
 ANSWERS = {
     "diverged": REPORT,

@@ -27,7 +27,7 @@ from brickline.report.answer import print_answer
 from brickline.run_paths import find_runs, run_labels
 from brickline.runs import Run
 from brickline.table_columns import SCHEMAS
-from brickline.verdicts import DivergenceReport, Finding, Status, Verdict
+from brickline.verdict import DivergenceReport, Finding, Status, Verdict
 
 duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from brickline.report.divergence import headline, print_divergence, report_text, shorten
 from brickline.report.error_curve import ErrorCurve, error_curve
 from brickline.report.figures import Look
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,

@@ -13,7 +13,7 @@ from brickline.checksums import KernelChecksum
 from brickline.errors import UsageError
 from brickline.trace_comparison import compare_traces, first_divergence
 from brickline.traces import KernelTrace
-from brickline.verdicts import DivergenceReport, Status, Verdict
+from brickline.verdict import DivergenceReport, Status, Verdict
 
 SUMS = st.one_of(st.none(), st.integers(0, 2))
 

@@ -19,7 +19,7 @@ from brickline.errors import CountError, RunError, UsageError
 from brickline.fingerprints import fingerprint
 from brickline.trace_comparison import compare_traces
 from brickline.traces import FINGERPRINT_BYTES, MOST_WAITING, Operand, Traces
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 Make = Callable[..., BrickProfiler]
 

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 from brickline.checking.alone import check_alone  # noqa: E402
 from brickline.checking.regions import REGION  # noqa: E402
-from brickline.verdicts import Status, Verdict  # noqa: E402
+from brickline.verdict import Status, Verdict  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

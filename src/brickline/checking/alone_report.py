@@ -11,7 +11,7 @@ from brickline.checking.endings import ending
 from brickline.checking.repro import write_repro
 from brickline.checking.stage import layer_of
 from brickline.checking.watching import Seen, Watch
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,

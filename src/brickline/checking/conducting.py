@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from brickline.accept import apply_accepted, load_accepted
 from brickline.checking.alone import check_alone
 from brickline.checking.backward_evidence import with_weights
 from brickline.checking.causes import explain
@@ -24,7 +23,7 @@ from brickline.checking.writing import report_of, worded
 from brickline.errors import UsageError
 from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel
-from brickline.verdicts import GUILTY, DivergenceReport, Finding
+from brickline.verdict import GUILTY, DivergenceReport, Finding, apply_accepted, load_accepted
 
 EXPLAINED = 8
 """Culprits whose cause is looked for; the rest are listed."""

@@ -30,7 +30,7 @@ from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import widened
 from brickline.run_tensors import load_tensor, tensor_names
 from brickline.runs import Run
-from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict
+from brickline.verdict import Coverage, DivergenceReport, Finding, Status, Verdict
 
 MODULES: tuple[str, ...] = ("Linear", "LayerNorm", "RMSNorm", "GroupNorm", "Embedding")
 MODULES += ("SiLU", "GELU", "ReLU", "Sigmoid", "Tanh", "Softmax", "LeakyReLU", "ELU", "Softplus")

@@ -24,7 +24,7 @@ from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.writing import DIFFERENT, logic_findings, logic_line
 from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
-from brickline.verdicts import (
+from brickline.verdict import (
     GUILTY,
     Coverage,
     DivergenceReport,

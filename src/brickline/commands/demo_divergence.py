@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from brickline.commands.demo_model import DemoModel, gated_silu, rms_norm, rotate, softmax
 from brickline.commands.demo_weights import Floats, ModelConfig
 from brickline.profiler import BrickProfiler
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,

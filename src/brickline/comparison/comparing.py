@@ -25,7 +25,7 @@ from brickline.comparison.triage import units_of
 from brickline.errors import UsageError
 from brickline.run.failures import is_failure
 from brickline.runs import Run
-from brickline.verdicts import Coverage, DivergenceReport, Status
+from brickline.verdict import Coverage, DivergenceReport, Status
 
 Given: TypeAlias = str | os.PathLike[str] | Run
 OF_A_PLAN = "those of a plan with prepared.watch(profiler, fingerprints=True)"

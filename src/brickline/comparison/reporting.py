@@ -27,7 +27,7 @@ from brickline.comparison.triage import Units, first_update
 from brickline.runs import Run
 from brickline.trace_sides import traces_from_part
 from brickline.traces import KernelTrace
-from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict, VerdictTable
+from brickline.verdict import Coverage, DivergenceReport, Finding, Status, Verdict, VerdictTable
 
 DECIDES = "bl.check(candidate, ..., reference=...) decides"
 PLAN_CHECK = (

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from brickline.report.error_curve import ErrorCurve, error_curve, placed_name
 from brickline.report.figures import Column, Look, fitting_table, percent, plain_console
-from brickline.verdicts import GUILTY, DivergenceReport, Finding, Status, Verdict
+from brickline.verdict import GUILTY, DivergenceReport, Finding, Status, Verdict
 
 MAX_FINDINGS = 10
 """Rows of the table of findings."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from brickline.verdicts import VerdictTable
+from brickline.verdict import VerdictTable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.:-=+*#"

@@ -30,7 +30,7 @@ from brickline.report.html.divergence_page import ESTIMATED, is_estimated
 from brickline.report.text import DISABLED, EMPTY, notes
 from brickline.report.text import headline as profile_headline
 from brickline.stats import BrickStats
-from brickline.verdicts import CLEAN, GUILTY, DivergenceReport, Finding, Status
+from brickline.verdict import CLEAN, GUILTY, DivergenceReport, Finding, Status
 
 MAX_BRICKS = 12
 """Rows of the brick table."""

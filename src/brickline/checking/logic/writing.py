@@ -8,7 +8,7 @@ from typing import Protocol
 
 from brickline.checking.logic.functions import Logic
 from brickline.checking.stage import layer_of
-from brickline.verdicts import Finding, Verdict
+from brickline.verdict import Finding, Verdict
 
 DIFFERENT = "the two sides compute different functions"
 """How the reason begins where no module could be named."""

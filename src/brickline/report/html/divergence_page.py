@@ -17,7 +17,7 @@ from brickline.report.divergence import headline, share_figure
 from brickline.report.html.error_curves import curves_view
 from brickline.report.html.page import MAX_LINES, MAX_TEXT, PageOf, lines, named
 from brickline.report.html.verdict_rows import Texts, verdicts_view
-from brickline.verdicts import GUILTY, DivergenceReport, Finding, Verdict
+from brickline.verdict import GUILTY, DivergenceReport, Finding, Verdict
 
 SCRIPTS = ("verdicts.js", "curve.js", "findings.js", "divergence.js")
 STYLES = ("divergence.css",)

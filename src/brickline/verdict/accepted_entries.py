@@ -1,6 +1,6 @@
 """Entries of accepted differences: read, checked, and matched with names.
 
-Owns the form of the file, which `brickline.accept` shows. What an entry does to a report is not
+Owns the form of the file, which `accepted` shows. What an entry does to a report is not
 known here.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from brickline.errors import AcceptError
-from brickline.verdicts import Finding, Verdict, VerdictRow
+from brickline.verdict.verdicts import Finding, Verdict, VerdictRow
 
 ACCEPTABLE = frozenset(
     {Verdict.CULPRIT, Verdict.SUSPECT, Verdict.STRUCTURAL, Verdict.NONDETERMINISTIC}

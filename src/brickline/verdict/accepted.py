@@ -20,7 +20,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from brickline.accept_entries import (
+from brickline.verdict.accepted_entries import (
     ACCEPTABLE,
     NEEDS_ENTRY,
     Accepted,
@@ -30,8 +30,8 @@ from brickline.accept_entries import (
     parse_accepted,
     size_of,
 )
-from brickline.accept_proposal import propose_accept, write_accept
-from brickline.verdicts import (
+from brickline.verdict.accepted_proposal import propose_accept, write_accept
+from brickline.verdict.verdicts import (
     CLEAN,
     GUILTY,
     DivergenceReport,

@@ -1,6 +1,6 @@
 """A proposal of accepted differences, from what a check found, for a person to go through.
 
-Writes the form that `accept_entries` reads.
+Writes the form that `accepted_entries` reads.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from brickline.accept_entries import NEEDS_ENTRY, Accepted, fits_name, key_of, size_of
 from brickline.errors import AcceptError
-from brickline.verdicts import DivergenceReport, Finding, Verdict
+from brickline.verdict.accepted_entries import NEEDS_ENTRY, Accepted, fits_name, key_of, size_of
+from brickline.verdict.verdicts import DivergenceReport, Finding, Verdict
 
 
 def propose_accept(report: DivergenceReport) -> str:
