@@ -155,7 +155,7 @@ class TracedLaunches:
 
     def is_diverged(self) -> bool:
         """Whether the last `compare_and_mark` found a difference."""
-        return self._report is not None and self._report.diverged
+        return self._report is not None and self._report.first_divergent_kernel is not None
 
     @property
     def diverged(self) -> bool:

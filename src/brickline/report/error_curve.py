@@ -98,16 +98,6 @@ def error_curve(table: VerdictTable, position: int | None) -> ErrorCurve:
     return ErrorCurve(names, local, propagated, layers)
 
 
-def placed_name(name: str, layer: int | None) -> str:
-    """Return a name, with its layer where no part of the name is its number.
-
-    Example:
-        >>> placed_name("layers.3.up", 3), placed_name("RmsNorm", 3), placed_name("RmsNorm", None)
-        ('layers.3.up', 'RmsNorm (layer 3)', 'RmsNorm')
-    """
-    return name if layer is None or str(layer) in name.split(".") else f"{name} (layer {layer})"
-
-
 def parts_of(names: Sequence[str], ops: Sequence[str | None]) -> list[int]:
     """Return which rows of one call are parts, not a module that stands for several of them."""
     wholes = {whole for name in set(names) for whole in _wholes(name)}

@@ -15,7 +15,7 @@ difference that nobody looks at. Knows reports only; how they come about is not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -27,45 +27,21 @@ from brickline.verdict.accepted_entries import (
     Given,
     key_of,
     load_accepted,
-    parse_accepted,
     size_of,
 )
-from brickline.verdict.accepted_proposal import propose_accept, write_accept
-from brickline.verdict.verdicts import (
-    CLEAN,
-    GUILTY,
-    DivergenceReport,
-    Finding,
-    Status,
-    Verdict,
-    VerdictRow,
-    VerdictTable,
-)
-
-__all__ = [
-    "Accepted",
-    "apply_accepted",
-    "load_accepted",
-    "parse_accepted",
-    "propose_accept",
-    "unused_entries",
-    "write_accept",
-]
+from brickline.verdict.answer import Answer
+from brickline.verdict.finding import Finding
+from brickline.verdict.report import DivergenceReport
+from brickline.verdict.table import VerdictRow, VerdictTable
+from brickline.verdict.verdicts import GUILTY, Verdict
 
 
-def apply_accepted(
-    report: DivergenceReport,
-    accepted: Given | None,
-    *,
-    judge: Callable[[DivergenceReport], Status] | None = None,
-) -> DivergenceReport:
-    """Return the report with the accepted differences marked, and its status said anew.
+def apply_accepted(report: DivergenceReport, accepted: Given | None) -> DivergenceReport:
+    """Return the report with the accepted differences marked; its status follows from the rest.
 
     Args:
         report: What a check or a comparison found.
         accepted: Entries, or what `load_accepted` takes.
-        judge: Says the status of a report in which nothing is guilty any more. By default it is
-            matched only if coverage is complete, nothing is unmatched and every verdict is clean.
 
     Raises:
         AcceptError: if the entries cannot be understood.
@@ -74,19 +50,49 @@ def apply_accepted(
     if not entries:
         return report
     marked = [_mark(finding, report.verdicts, entries) for finding in report.findings]
-    order = {True: 0, False: 2}
-    ranked = sorted(
-        marked, key=lambda each: 1 if each.verdict is Verdict.ACCEPTED else order[_guilty(each)]
-    )
-    notes = (*report.coverage.notes, *unused_entries(report, entries))
+    rows = _mark_rows(report.verdicts, entries, marked)
+    findings = sorted((*marked, *_unnamed(rows, marked)), key=_rank)
     out = replace(
         report,
-        findings=tuple(ranked),
-        verdicts=_mark_rows(report.verdicts, entries, marked),
-        coverage=replace(report.coverage, notes=notes),
-        whys=(*report.whys, *_grown(ranked)),
+        findings=tuple(findings),
+        verdicts=rows,
+        coverage=replace(
+            report.coverage, notes=(*report.coverage.notes, *unused_entries(report, entries))
+        ),
+        whys=(*report.whys, *_grown(findings)),
     )
-    return _say_again(report, out, judge or _judge)
+    if out.guilty or not out.accepted:
+        return out
+    changes: dict[str, Any] = {
+        question: _excused(answer) for question, answer in out.answers.items()
+    }
+    changes |= dict.fromkeys(
+        ("next_command", "first_divergent_kernel", "expected_trace", "actual_trace")
+    )
+    return replace(out, diagnosis="", **changes)
+
+
+def _rank(finding: Finding) -> int:
+    if finding.is_guilty:
+        return 0
+    return 1 if finding.verdict is Verdict.ACCEPTED else 2
+
+
+def _unnamed(rows: VerdictTable, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Give a finding for each op with a guilty row that no finding is about."""
+    named = {key_of(finding) for finding in findings}
+    for row in rows:
+        if row.verdict in GUILTY and key_of(row) not in named:
+            named.add(key_of(row))
+            yield Finding(**row._asdict())
+
+
+def _excused(answer: Answer) -> Answer:
+    """Return an answer whose figure may be as large as accepted differences make it."""
+    if not answer.exceeds:
+        return answer
+    note = "; ".join(filter(None, (answer.note, "larger by accepted differences")))
+    return replace(answer, limit=None, note=note)
 
 
 def unused_entries(report: DivergenceReport, accepted: Given | None) -> tuple[str, ...]:
@@ -109,10 +115,6 @@ def unused_entries(report: DivergenceReport, accepted: Given | None) -> tuple[st
             why = f"no brick has such a name; {hint}"
         warnings.append(f"unused accepted difference {entry.brick!r} ({entry.source}): {why}")
     return tuple(warnings)
-
-
-def _guilty(each: Finding | VerdictRow) -> bool:
-    return each.verdict in GUILTY
 
 
 def _entry_for(each: Finding | VerdictRow, entries: Sequence[Accepted]) -> Accepted | None:
@@ -163,7 +165,7 @@ def _refusal(finding: Finding, sizes: Sequence[float | None], entry: Accepted) -
 def _mark_rows(
     rows: VerdictTable, entries: Sequence[Accepted], findings: Sequence[Finding]
 ) -> VerdictTable:
-    failed = {key_of(each) for each in findings if _guilty(each)}
+    failed = {key_of(finding) for finding in findings if finding.is_guilty}
     own = {_place(each) for each in findings if each.verdict is Verdict.ACCEPTED}
     verdicts = []
     for row in rows:
@@ -180,58 +182,5 @@ def _grown(findings: Sequence[Finding]) -> list[str]:
     return [
         f"{each.name} {each.reason}"
         for each in findings
-        if _guilty(each) and "accepted_relative_l2" in each.evidence
+        if each.is_guilty and "accepted_relative_l2" in each.evidence
     ]
-
-
-def _judge(report: DivergenceReport) -> Status:
-    clean = all(each.verdict in CLEAN for each in (*report.findings, *report.verdicts))
-    shown = clean and report.coverage.complete and not report.unmatched
-    return Status.MATCHED if shown else Status.INCONCLUSIVE
-
-
-def _say_again(
-    before: DivergenceReport,
-    after: DivergenceReport,
-    judge: Callable[[DivergenceReport], Status],
-) -> DivergenceReport:
-    """Return the report with a status, a headline and a first kernel that fit its findings."""
-    newly = [each for each in after.findings if each.verdict is Verdict.ACCEPTED]
-    changed = after.verdicts.columns != before.verdicts.columns or any(
-        each not in before.findings for each in newly
-    )
-    if not changed:
-        return after
-    top = next((each for each in after.findings if _guilty(each)), None)
-    if top is None and not any(_guilty(row) for row in after.verdicts):
-        status = before.status if before.status is Status.MATCHED else judge(after)
-        headline = _headline_of_accepted(newly, status)
-        return replace(
-            after,
-            status=status,
-            headline=headline,
-            diagnosis=headline,
-            next_command=None,
-            first_divergent_kernel=None,
-            expected_trace=None,
-            actual_trace=None,
-        )
-    first = next((each for each in before.findings if _guilty(each)), None)
-    if top is None or first is None or top.name == first.name:
-        return replace(after, status=Status.DIVERGED)
-    return replace(after, status=Status.DIVERGED, headline=_headline_of_guilty(top, newly))
-
-
-def _headline_of_accepted(accepted: Sequence[Finding], status: Status) -> str:
-    differences = f"{len(accepted)} accepted difference{'s' * (len(accepted) != 1)}"
-    largest = max((size for size in map(size_of, accepted) if size is not None), default=None)
-    size = "" if largest is None else f" (largest relative L2 {largest:.2g})"
-    rest = "nothing else differs" if status is Status.MATCHED else "the rest was not shown to match"
-    return f"{differences}{size}; {rest}"
-
-
-def _headline_of_guilty(top: Finding, accepted: Sequence[Finding]) -> str:
-    word = "the culprit" if top.verdict is not Verdict.SUSPECT else "the suspect"
-    about = ": ".join(part for part in (top.cause, top.where) if part)
-    more = f"; {len(accepted)} other accepted" if accepted else ""
-    return f"{top.name} is {word}{f' - {about}' if about else ''}{more}"

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from brickline.errors import AcceptError
-from brickline.verdict.verdicts import Finding, Verdict, VerdictRow
+from brickline.verdict.finding import Finding
+from brickline.verdict.table import VerdictRow
+from brickline.verdict.verdicts import Verdict
 
 ACCEPTABLE = frozenset(
     {Verdict.CULPRIT, Verdict.SUSPECT, Verdict.STRUCTURAL, Verdict.NONDETERMINISTIC}

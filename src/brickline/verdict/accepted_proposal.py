@@ -14,7 +14,9 @@ from pathlib import Path
 
 from brickline.errors import AcceptError
 from brickline.verdict.accepted_entries import NEEDS_ENTRY, Accepted, fits_name, key_of, size_of
-from brickline.verdict.verdicts import DivergenceReport, Finding, Verdict
+from brickline.verdict.finding import Finding
+from brickline.verdict.report import DivergenceReport
+from brickline.verdict.verdicts import Verdict
 
 
 def propose_accept(report: DivergenceReport) -> str:
