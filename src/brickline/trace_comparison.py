@@ -67,7 +67,7 @@ def compare_traces(
     pairs, unmatched, duplicates = _match(actual, expected)
     verdicts = _verdicts(pairs)
     first = _first_divergent(verdicts)
-    diagnosis = _diagnosis(actual, expected, pairs, first, unmatched)
+    ours = None if first is None else actual.traces[pairs[first].actual]
     return DivergenceReport(
         candidate=actual.label("candidate"),
         reference=expected.label("reference"),
@@ -78,11 +78,11 @@ def compare_traces(
         unmatched=unmatched,
         duplicates=duplicates,
         whys=_whys(actual, pairs, verdicts, first),
-        first_divergent_kernel=None if first is None else actual.traces[pairs[first].actual],
+        first_divergent_kernel=ours,
         expected_trace=None if first is None else expected.traces[pairs[first].expected],
-        actual_trace=None if first is None else actual.traces[pairs[first].actual],
+        actual_trace=ours,
         kernels_compared=_compared(pairs if first is None else pairs[: first + 1]),
-        diagnosis=diagnosis,
+        diagnosis=_diagnosis(actual, expected, pairs, first, unmatched),
         total_time_us=actual.total_time_us,
         reference_total_time_us=expected.total_time_us,
     )

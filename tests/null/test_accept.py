@@ -254,6 +254,24 @@ class TestApplying:
         assert accepted.status is Status.DIVERGED
         assert accepted.headline == "layers.9.attn is wrong; 1 other accepted"
 
+    @pytest.mark.parametrize("field", ["alternatives", "members"])
+    def test_a_finding_about_several_needs_an_entry_for_each(self, field: str) -> None:
+        report = a_report(culprit(**{field: ("layers.3.mlp", "head")}))
+        refused = apply_accepted(report, [ENTRY])
+        assert refused.status is Status.DIVERGED
+        assert "it is about head as well" in str(refused.findings[0].reason)
+        assert apply_accepted(report, [ENTRY, {**ENTRY, "brick": "head"}]).matched
+        entries = parse_accepted(propose_accept(report))
+        assert [entry.brick for entry in entries] == ["layers.3.mlp", "head"]
+        assert apply_accepted(report, entries).matched
+
+    def test_a_shared_fault_that_grows_in_one_place_fails(self) -> None:
+        row_of_another = row("layers.5.mlp", Verdict.CULPRIT, 2e-3)
+        report = a_report(culprit(members=("layers.3.mlp", "layers.5.mlp")), rows=(row_of_another,))
+        refused = apply_accepted(report, [ENTRY])
+        assert refused.status is Status.DIVERGED
+        assert "grew beyond what is accepted: relative L2 0.002" in str(refused.findings[0].reason)
+
     def test_the_first_kernel_is_taken_back(self) -> None:
         trace = KernelTrace("mlp", 3, 0, "CPU")
         report = a_report(culprit(), first_divergent_kernel=trace, actual_trace=trace)

@@ -22,6 +22,7 @@ from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
 from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.writing import DIFFERENT, logic_answer, logic_findings
+from brickline.checking.masks import IDLE
 from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
 from brickline.verdict import (
@@ -60,6 +61,9 @@ def report_of(
     shares = next((each.shares for each in session.positions if each.culprits), None)
     if shares is None:
         shares = next((each.shares for each in session.positions if each.shares), None)
+    circumstances = session.said()
+    if IDLE in circumstances and not any(finding.is_guilty for finding in findings):
+        shares = None  # measured over queries that have no answer, too
     report = DivergenceReport(
         candidate=session.candidate.stage.name,
         reference=session.reference.stage.name,
@@ -73,7 +77,7 @@ def report_of(
         noise_floor=None if shares is None else shares.floor,
         final_error=None if shares is None else shares.final,
         kernels_compared=len(table),
-        circumstances=session.said(),
+        circumstances=circumstances,
     )
     return replace(report, whys=tuple(evidence_lines(report)))
 

@@ -176,8 +176,8 @@ def detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "source", finding.source
     if finding.alternatives:
         yield "or it is", ", ".join(finding.alternatives)
-    if finding.members:
-        yield "like it", ", ".join(name for name in finding.members if name != finding.name)
+    if like := [name for name in finding.members if name != finding.name]:
+        yield "like it", ", ".join(like)
     if finding.op and finding.op not in (finding.name, "output"):
         yield "op", finding.op
     if finding.reference_name and finding.reference_name != finding.name:

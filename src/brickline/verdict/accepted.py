@@ -15,7 +15,7 @@ difference that nobody looks at. Knows reports only; how they come about is not 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -26,6 +26,7 @@ from brickline.verdict.accepted_entries import (
     Accepted,
     Given,
     key_of,
+    keys_of,
     load_accepted,
     size_of,
 )
@@ -79,8 +80,8 @@ def _rank(finding: Finding) -> int:
 
 
 def _unnamed(rows: VerdictTable, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Give a finding for each op with a guilty row that no finding is about."""
-    named = {key_of(finding) for finding in findings}
+    """Give a finding for each op with a guilty row that no guilty finding is about."""
+    named = _keys(finding for finding in findings if finding.is_guilty)
     for row in rows:
         if row.verdict in GUILTY and key_of(row) not in named:
             named.add(key_of(row))
@@ -123,26 +124,34 @@ def _entry_for(each: Finding | VerdictRow, entries: Sequence[Accepted]) -> Accep
     return max(fitting, key=lambda entry: entry.relative_l2, default=None)
 
 
-def _place(each: Finding | VerdictRow) -> tuple[Any, ...]:
-    return (*key_of(each), each.position, each.ordinal)
+def _keys(findings: Iterable[Finding]) -> set[tuple[Any, ...]]:
+    return {key for finding in findings for key in keys_of(finding)}
 
 
 def _mark(finding: Finding, rows: VerdictTable, entries: Sequence[Accepted]) -> Finding:
     entry = _entry_for(finding, entries)
     if entry is None or finding.verdict not in NEEDS_ENTRY - {Verdict.ACCEPTED}:
         return finding
-    sizes = [size_of(finding)]
+    sizes, keys = [size_of(finding)], keys_of(finding)
     # The finding tells of the first call in which it acts; it may grow in a later one.
-    same = [row for row in rows if key_of(row) == key_of(finding) and row.verdict in ACCEPTABLE]
+    same = [row for row in rows if key_of(row) in keys and row.verdict in ACCEPTABLE]
     sizes += [size for size in map(size_of, same) if size is not None]
     limits = {**finding.evidence, "accepted_relative_l2": entry.relative_l2}
-    refusal = _refusal(finding, sizes, entry)
+    refusal = _uncovered(finding, entries) or _refusal(finding, sizes, entry)
     if refusal is None:
         return replace(
             finding, verdict=Verdict.ACCEPTED, reason=entry.reason.strip(), evidence=limits
         )
     before = f"{finding.reason}; " if finding.reason else ""
     return replace(finding, reason=before + refusal, evidence=limits)
+
+
+def _uncovered(finding: Finding, entries: Sequence[Accepted]) -> str | None:
+    """Return why entries do not cover a finding that is about several modules."""
+    for name in finding.names[1:]:
+        if not any(entry.covers(name) for entry in entries):
+            return f"not accepted: it is about {name} as well, which no entry covers"
+    return None
 
 
 def _refusal(finding: Finding, sizes: Sequence[float | None], entry: Accepted) -> str | None:
@@ -165,15 +174,19 @@ def _refusal(finding: Finding, sizes: Sequence[float | None], entry: Accepted) -
 def _mark_rows(
     rows: VerdictTable, entries: Sequence[Accepted], findings: Sequence[Finding]
 ) -> VerdictTable:
-    failed = {key_of(finding) for finding in findings if finding.is_guilty}
-    own = {_place(each) for each in findings if each.verdict is Verdict.ACCEPTED}
+    failed = _keys(finding for finding in findings if finding.is_guilty)
+    own = {
+        (*key, finding.position, finding.ordinal)
+        for finding in findings
+        if finding.verdict is Verdict.ACCEPTED
+        for key in keys_of(finding)
+    }
     verdicts = []
     for row in rows:
         entry = _entry_for(row, entries) if row.verdict in ACCEPTABLE else None
         size = size_of(row)
-        fits = entry is not None and (
-            _place(row) in own if size is None else size <= entry.relative_l2
-        )
+        place = (*key_of(row), row.position, row.ordinal)
+        fits = entry is not None and (place in own if size is None else size <= entry.relative_l2)
         verdicts.append(Verdict.ACCEPTED if fits and key_of(row) not in failed else row.verdict)
     return VerdictTable({**rows.columns, "verdict": verdicts})
 

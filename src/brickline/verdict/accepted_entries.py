@@ -190,6 +190,11 @@ def size_of(each: Finding | VerdictRow) -> float | None:
     return each.propagated_error if each.local_error is None else each.local_error
 
 
-def key_of(each: Finding | VerdictRow) -> tuple[Any, ...]:
-    """Return what a finding and the rows of the same op have in common."""
-    return (each.name, each.op, each.direction)
+def key_of(row: VerdictRow) -> tuple[Any, ...]:
+    """Return which op a row is about."""
+    return (row.name, row.op, row.direction)
+
+
+def keys_of(finding: Finding) -> set[tuple[Any, ...]]:
+    """Return the same of the rows that a finding is about."""
+    return {(name, finding.op, finding.direction) for name in finding.names}

@@ -61,6 +61,11 @@ class Finding:
         return self.verdict in GUILTY
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All modules that it is about: its own, those that it may be, and those that share it."""
+        return tuple(dict.fromkeys((self.name, *self.alternatives, *self.members)))
+
+    @property
     def title(self) -> str:
         """The name, with the layer where no part of the name is its number.
 

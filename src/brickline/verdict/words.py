@@ -113,11 +113,7 @@ def _agreement(facts: Facts) -> str:
     values = "the only value agrees" if count == 1 else f"all {count} values agree"
     if same == count:
         return f"{values} bit for bit"
-    return (
-        f"{values}: {same} bit for bit, {count - same} within rounding"
-        if same
-        else (f"{values} within rounding")
-    )
+    return f"{values}{f': {same} bit for bit, {count - same}' if same else ''} within rounding"
 
 
 def evidence_lines(facts: Facts) -> Iterator[str]:
