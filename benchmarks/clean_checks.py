@@ -34,7 +34,7 @@ from brickline.oracle.calls import Call, outputs_of
 from brickline.oracle.holding import Held, hold
 from brickline.oracle.noise import Noisy
 from brickline.oracle.widen import Widened
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 CHECKS = 10_000
 QUICK_CHECKS = 300

@@ -71,7 +71,7 @@ def test_the_demo_shows_everything_it_promises(brickline, tmp_path):
     assert "Workers" in brickline("report", "demo.megakernel.json")[0]
     for words in (
         "numpy.allclose, defaults",
-        "layers.3.mlp.norm is wrong by itself",
+        "layers.3.mlp.norm is wrong: an epsilon",
         "▲",
     ):
         assert words in out

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from brickline.stats import BrickBottleneck, BrickStats, CategoryStats
     from brickline.tiles import TileLevel
     from brickline.traces import KernelTrace
-    from brickline.verdicts import DivergenceReport, Finding, Verdict
+    from brickline.verdict import DivergenceReport, Finding, Verdict
 
 __all__ = [
     "Access",
@@ -89,9 +89,9 @@ _LATER = {
     "CachedKernel": "brickline.cache",
     "CategoryStats": "brickline.stats",
     "DivergenceInfo": "brickline.checksums",
-    "DivergenceReport": "brickline.verdicts",
+    "DivergenceReport": "brickline.verdict",
     "ExecutionGraph": "brickline.graph",
-    "Finding": "brickline.verdicts",
+    "Finding": "brickline.verdict",
     "Fingerprint": "brickline.fingerprints",
     "Kernel": "brickline.kernel",
     "KernelCache": "brickline.cache",
@@ -109,7 +109,7 @@ _LATER = {
     "SyncMode": "brickline.device.base",
     "TileLevel": "brickline.tiles",
     "TileStats": "brickline.profile_rows",
-    "Verdict": "brickline.verdicts",
+    "Verdict": "brickline.verdict",
     "as_buffer": "brickline.buffers",
     "check": "brickline.checker",
     "compare": "brickline.comparison.comparing",

@@ -13,7 +13,7 @@ from typing import Any
 from brickline.errors import UsageError
 from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 Progress = Callable[[int, int | None, str], None]
 _NO_REFERENCE = ("reference", None)

@@ -32,7 +32,7 @@ from brickline.traced_launches import TracedLaunches
 from brickline.traces import Traces
 
 if TYPE_CHECKING:
-    from brickline.verdicts import DivergenceReport
+    from brickline.verdict import DivergenceReport
 
 RUN_VARIABLE = "BRICKLINE_RUN"
 """Set by `brickline run`: every profiler records into the run that it names."""

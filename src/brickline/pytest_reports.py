@@ -24,12 +24,12 @@ from brickline.profiler import BrickProfiler
 from brickline.pytest_marks import budgets_of
 from brickline.pytest_plugin import OPTION, PROPERTY
 from brickline.report.as_json import profile_json
-from brickline.report.divergence import detail_lines, headline
+from brickline.report.divergence import detail_lines
 from brickline.report.figures import Look
 from brickline.report.html.divergence_page import write_divergence_page
 from brickline.report.html.page import write_page
 from brickline.report.html.profile_page import profile_page
-from brickline.verdicts import GUILTY, DivergenceReport, Status
+from brickline.verdict import GUILTY, DivergenceReport, Status
 
 MAX_TOLD = 3
 """Culprits, and notes on what was not seen, that a failure tells; the rest is counted."""
@@ -172,7 +172,7 @@ def divergence_words(report: DivergenceReport) -> Iterator[str]:
     """Give what a person needs first: the headline, then each culprit's place, cause and repro."""
     plain = Look().plain
     inconclusive = report.status is Status.INCONCLUSIVE
-    first = headline(report)
+    first = report.headline
     yield plain(first)
     if inconclusive and report.coverage.compared:
         yield "  If that is enough for this test, pass allow_inconclusive=True."

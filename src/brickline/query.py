@@ -32,7 +32,7 @@ from brickline.run_directory import read_manifest, resolved
 from brickline.run_paths import run_labels
 from brickline.runs import Run
 from brickline.table_index import published_rows
-from brickline.verdicts import DivergenceReport, VerdictRow
+from brickline.verdict import DivergenceReport, VerdictRow
 
 _AT_ONCE = 4096
 _MAY_BE_DAMAGE = {

@@ -15,11 +15,10 @@ from brickline.errors import UsageError
 from brickline.fingerprints import Fingerprint, distance
 from brickline.trace_sides import Identity, TraceSide
 from brickline.traces import KernelTrace
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,
-    Status,
     Verdict,
     VerdictRow,
     VerdictTable,
@@ -30,6 +29,10 @@ Key: TypeAlias = tuple[str, int | None, int]
 _MEASURED = 100
 """Findings of which the error is read from the fingerprints; a person reads the first few."""
 _UNKNOWABLE = "checksums and fingerprints alone cannot know z, share and repro"
+_CAUSES = {
+    True: "the same inputs gave another output",
+    None: "the first output that differs; its inputs were not recorded",
+}
 
 
 class _Pair(NamedTuple):
@@ -52,10 +55,10 @@ def compare_traces(
     differs; where its inputs differ too, the difference was passed on.
 
     Returns:
-        Diverged where the outputs of a pair differ; matched where every launch of both sides has
-        a partner with the same output; otherwise inconclusive. `first_divergent_kernel` is the
-        first suspect, or without one the first launch that differs, and `kernels_compared` counts
-        the pairs up to it, itself included.
+        Diverged where there is a suspect; matched where every launch of both sides has a partner
+        with the same output; otherwise inconclusive, as where outputs differ whose inputs all
+        differed already. `first_divergent_kernel` is the first suspect, or without one the first
+        launch that differs, and `kernels_compared` counts the pairs up to it, itself included.
 
     Raises:
         UsageError: if a side is not made of traces.
@@ -63,24 +66,23 @@ def compare_traces(
     actual, expected = _side("candidate", candidate), _side("reference", reference)
     pairs, unmatched, duplicates = _match(actual, expected)
     verdicts = _verdicts(pairs)
-    guilty = _first_divergent(verdicts)
-    status = _status(pairs, verdicts, unmatched)
+    first = _first_divergent(verdicts)
+    ours = None if first is None else actual.traces[pairs[first].actual]
     return DivergenceReport(
-        status=status,
         candidate=actual.label("candidate"),
         reference=expected.label("reference"),
         findings=_findings(actual, expected, pairs, verdicts),
         verdicts=_table(actual, pairs, verdicts),
         coverage=_coverage(actual, pairs),
+        unshown=tuple(_unshown(actual, expected, pairs, verdicts, unmatched)),
         unmatched=unmatched,
         duplicates=duplicates,
-        headline=_headline(actual, expected, pairs, verdicts, guilty, unmatched),
-        whys=_whys(actual, pairs, verdicts, guilty),
-        first_divergent_kernel=None if guilty is None else actual.traces[pairs[guilty].actual],
-        expected_trace=None if guilty is None else expected.traces[pairs[guilty].expected],
-        actual_trace=None if guilty is None else actual.traces[pairs[guilty].actual],
-        kernels_compared=_compared(pairs if guilty is None else pairs[: guilty + 1]),
-        diagnosis=_diagnosis(actual, expected, pairs, guilty, unmatched),
+        whys=_whys(actual, pairs, verdicts, first),
+        first_divergent_kernel=ours,
+        expected_trace=None if first is None else expected.traces[pairs[first].expected],
+        actual_trace=ours,
+        kernels_compared=_compared(pairs if first is None else pairs[: first + 1]),
+        diagnosis=_diagnosis(actual, expected, pairs, first, unmatched),
         total_time_us=actual.total_time_us,
         reference_total_time_us=expected.total_time_us,
     )
@@ -242,16 +244,6 @@ def _compared(pairs: Sequence[_Pair]) -> int:
     return sum(pair.outputs_agree is not None for pair in pairs)
 
 
-def _status(
-    pairs: Sequence[_Pair], verdicts: Sequence[Verdict], unmatched: tuple[str, ...]
-) -> Status:
-    if _first_divergent(verdicts) is not None:
-        return Status.DIVERGED
-    if pairs and not unmatched and _compared(pairs) == len(pairs):
-        return Status.MATCHED
-    return Status.INCONCLUSIVE
-
-
 def _coverage(actual: TraceSide, pairs: Sequence[_Pair]) -> Coverage:
     notes = []
     without = sum(pair.outputs_agree is None for pair in pairs)
@@ -317,6 +309,7 @@ def _finding(
         ordinal=pair.ordinal,
         local_error=error if pair.inputs_agree else None,
         propagated_error=error,
+        cause=_CAUSES[pair.inputs_agree] if verdict is Verdict.SUSPECT else None,
         reference_name=theirs.kernel_name,
         reason=_UNKNOWABLE,
         evidence=evidence,
@@ -343,22 +336,19 @@ def _relative_l2(actual: TraceSide, expected: TraceSide, pair: _Pair) -> float |
     return max(errors)
 
 
-def _headline(
+def _unshown(
     actual: TraceSide,
     expected: TraceSide,
     pairs: Sequence[_Pair],
     verdicts: Sequence[Verdict],
-    guilty: int | None,
     unmatched: tuple[str, ...],
-) -> str:
-    if guilty is None:
-        return _diagnosis(actual, expected, pairs, guilty, unmatched)
-    place = _place(actual.traces[pairs[guilty].actual])
-    if verdicts[guilty] is Verdict.PROPAGATED:
-        return f"{place} differs first, and its inputs differed already."
-    if pairs[guilty].inputs_agree:
-        return f"{place} is the suspect: the same inputs gave another output."
-    return f"{place} is the suspect: the first output that differs; its inputs were not recorded."
+) -> Iterator[str]:
+    first = _first_divergent(verdicts)
+    if first is not None and verdicts[first] is Verdict.PROPAGATED:
+        place = _place(actual.traces[pairs[first].actual])
+        yield f"{place} differs first, and its inputs differed already"
+    elif not pairs or unmatched or _compared(pairs) < len(pairs):
+        yield _diagnosis(actual, expected, pairs, None, unmatched)
 
 
 def _whys(

@@ -20,7 +20,7 @@ from brickline.traces import KernelTrace, Traces
 if TYPE_CHECKING:
     from brickline.device.base import Clock
     from brickline.trace_sides import TraceSide
-    from brickline.verdicts import DivergenceReport
+    from brickline.verdict import DivergenceReport
 
 
 class TracedLaunches:
@@ -155,7 +155,7 @@ class TracedLaunches:
 
     def is_diverged(self) -> bool:
         """Whether the last `compare_and_mark` found a difference."""
-        return self._report is not None and self._report.diverged
+        return self._report is not None and self._report.first_divergent_kernel is not None
 
     @property
     def diverged(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hand_made_reports import (
     ACTS_IN,
+    BARE,
     CULPRIT,
     CULPRIT_FINDING,
     EVIL,
@@ -20,7 +21,7 @@ from hand_made_reports import (
 
 from brickline.report.divergence import error_figure
 from brickline.report.html.divergence_page import write_divergence_page
-from brickline.verdicts import DivergenceReport, Status, Verdict, VerdictRow, VerdictTable
+from brickline.verdict import DivergenceReport, Status, Verdict, VerdictRow, VerdictTable
 
 Open = Callable[..., Any]
 TOLD = [row for row in REPORT.verdicts if row.verdict not in (Verdict.IDENTICAL, Verdict.ROUNDING)]
@@ -62,6 +63,17 @@ def test_the_headline_says_who_and_both_roles(open_page: Open, path: Path) -> No
     assert opened.text("h1") == REPORT.headline
     assert opened.page.locator(".chain li").all_inner_texts() == list(REPORT.whys)
     assert REPORT.next_command in opened.text("#next pre")
+
+
+def test_questions_and_the_repair_are_answered(open_page: Open, path: Path) -> None:
+    opened = open_page(path)
+    words = opened.text(".answers")
+    for question, answer in REPORT.answers.items():
+        assert question.capitalize() in words
+        assert str(answer) in words
+    assert "256" in opened.text("#repair")
+    assert "port.py:88" in opened.text("#finding-1")
+    assert opened.page.locator(".answers").count() == 1
 
 
 def test_the_figures_are_the_reports(open_page: Open, path: Path) -> None:
@@ -256,7 +268,6 @@ def test_markup_in_names_stays_text(open_page: Open, tmp_path: Path) -> None:
         REPORT,
         candidate=EVIL,
         reference=EVIL,
-        headline=EVIL,
         whys=(EVIL,),
         findings=(finding,),
         verdicts=table,
@@ -315,7 +326,7 @@ def test_an_infinite_error_is_drawn_and_said(open_page: Open, tmp_path: Path) ->
 
 @pytest.mark.parametrize("status", list(Status))
 def test_an_empty_report_opens(open_page: Open, tmp_path: Path, status: Status) -> None:
-    opened = open_page(made(DivergenceReport(status), tmp_path), width=360)
+    opened = open_page(made(BARE[status], tmp_path), width=360)
     assert opened.text("#status") == status
-    assert "Nothing was compared" in opened.text("#coverage")
+    assert ("Nothing was compared" in opened.text("#coverage")) is (status != "matched")
     assert opened.overflow_px <= 0

@@ -110,7 +110,7 @@ def test_a_wrong_kernel_is_named_with_its_layer_and_all_that_comes_of_it(
 ) -> None:
     report = bl.compare(record(tmp_path / "wrong.brick", gate=WRONG_GATE), right)
     assert report.headline.startswith(
-        "Activation (layer 1) in call 0 is the first suspect: its kernel is silu_gate_"
+        "Activation (layer 1) is the first suspect: its kernel is silu_gate_"
     )
     assert WRONG_GATE.short in report.headline
     told = "\n".join(report.whys)
@@ -141,8 +141,7 @@ def test_an_output_that_differs_is_told_beside_one_that_does_not(
 def test_other_settings_are_the_cause(right: Path, tmp_path: Path) -> None:
     report = bl.compare(record(tmp_path / "eps.brick", eps=0.1), right)
     assert report.headline == (
-        "RmsNorm (layer 0) in call 0 is the first suspect: its settings differ: eps 0.1, reference "
-        "1e-05"
+        "RmsNorm (layer 0) is the first suspect: its settings differ: eps 0.1, reference 1e-05"
     )
 
 

@@ -47,7 +47,7 @@ from brickline.kernel import Kernel, Param, Scalar
 from brickline.kernels.catalog import residual, rms_norm, silu_gate
 from brickline.plan import Plan
 from brickline.profile import profile_from_run
-from brickline.verdicts import Status
+from brickline.verdict import Status
 
 pytestmark = pytest.mark.usefixtures("state")
 SIZE = ROWS * COLUMNS

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from brickline.checking.alone import check_alone  # noqa: E402
 from brickline.oracle.calls import Call, outputs_of  # noqa: E402
 from brickline.oracle.holding import hold  # noqa: E402
-from brickline.verdicts import Status, Verdict  # noqa: E402
+from brickline.verdict import Status, Verdict  # noqa: E402
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from brickline.verdicts import (
+from brickline.verdict import (
+    Answer,
     Coverage,
     DivergenceReport,
     Finding,
@@ -78,22 +79,25 @@ CULPRIT_FINDING = Finding(
     share=0.9997,
     where="columns 240 to 255 of every row",
     cause="a dropped tail: the result equals that of the first 240 of 256 terms",
+    source="port.py:88",
     repro="repro dir/model.layers.9.mlp.up.py",
     reference_name="transformer.h.9.mlp.up",
     evidence={"element": 212.4, "rmse": 180.25, "dtype": "bfloat16", "shape": [4, 128, 1024]},
 )
 WATCHED = Finding("model.layers.4.attn.norm", Verdict.WATCH, 4, 0, z=1.31, local_error=1.2e-6)
 REPORT = DivergenceReport(
-    status=Status.DIVERGED,
     candidate="port.py:model",
     reference="original.py:model",
     findings=(CULPRIT_FINDING, WATCHED),
+    state=Answer.not_asked("the weights of one side are quantised"),
+    logic=Answer("in float64 the outputs of call 1 differ", figure=0.09, limit=1e-12),
+    arithmetic=Answer(f"largest error relative to rounding, at {CULPRIT}", 212.4, 2.0),
+    repair={"constant": "columns", "value": 256, "in place of": 240},
     verdicts=decoder_verdicts(),
     coverage=Coverage(574, 576, ("layers.5.rope: an op without a float64 form",)),
     unmatched=tuple(f"reference: aten.view ({number})" for number in range(9)),
     noise_floor=1.2e-6,
     final_error=0.091,
-    headline=f"{CULPRIT} is wrong from call 1 on: a dropped tail",
     whys=(
         "the output of call 1 differs by 0.091 (relative L2); rounding alone makes 1.2e-06",
         f"on its own inputs {CULPRIT} is 0.31 away from transformer.h.9.mlp.up in float64",
@@ -118,6 +122,13 @@ SUSPECTED = replace(
     noise_floor=2.1e-3,
 )
 """The same from fingerprints alone."""
+
+BARE = {
+    Status.MATCHED: DivergenceReport(coverage=Coverage(1, 1)),
+    Status.DIVERGED: DivergenceReport(findings=(Finding("a", Verdict.CULPRIT),)),
+    Status.INCONCLUSIVE: DivergenceReport(),
+}
+"""The least that gives a report each status."""
 
 
 def many_verdicts(count: int, verdict: Verdict = Verdict.PROPAGATED) -> VerdictTable:

@@ -12,18 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brickline.accept import (
-    Accepted,
-    apply_accepted,
-    load_accepted,
-    parse_accepted,
-    propose_accept,
-    unused_entries,
-    write_accept,
-)
 from brickline.errors import AcceptError, UsageError
 from brickline.traces import KernelTrace
-from brickline.verdicts import (
+from brickline.verdict import (
+    Accepted,
     Coverage,
     DivergenceReport,
     Finding,
@@ -31,6 +23,12 @@ from brickline.verdicts import (
     Verdict,
     VerdictRow,
     VerdictTable,
+    apply_accepted,
+    load_accepted,
+    parse_accepted,
+    propose_accept,
+    unused_entries,
+    write_accept,
 )
 
 ENTRY = {"brick": "layers.*.mlp", "reason": "tanh-GELU", "relative_l2": 1e-3}
@@ -53,9 +51,7 @@ def a_report(
         table.append(each)
     table.append(row("embed", Verdict.IDENTICAL, 0.0))
     given = {
-        "status": Status.DIVERGED,
         "coverage": Coverage(len(table), len(table)),
-        "headline": "as found",
         **more,
     }
     return DivergenceReport(findings=findings, verdicts=table, **given)
@@ -195,7 +191,7 @@ class TestApplying:
         )
         assert report.status is Status.DIVERGED
         assert any("grew" in each for each in report.whys)
-        assert report.headline == "as found"
+        assert report.headline == "layers.3.mlp is wrong"
 
     def test_it_may_grow_in_a_later_call(self) -> None:
         later = row("layers.3.mlp", Verdict.CULPRIT, 2e-3, position=7)
@@ -225,9 +221,7 @@ class TestApplying:
         report = apply_accepted(a_report(culprit(), other), [ENTRY])
         assert [each.name for each in report.findings] == ["head", "layers.3.mlp"]
         assert report.status is Status.DIVERGED
-        assert report.headline == (
-            "head is the culprit - scale: multiplied by 2: every element; 1 other accepted"
-        )
+        assert report.headline == ("head is wrong: scale: multiplied by 2; 1 other accepted")
 
     def test_suspects_from_fingerprints(self) -> None:
         suspect = Finding("layers.3.mlp", Verdict.SUSPECT, propagated_error=5e-4)
@@ -254,14 +248,29 @@ class TestApplying:
             assert report.status is Status.INCONCLUSIVE
             assert "was not shown to match" in report.headline
 
-    def test_a_judge_of_ones_own(self) -> None:
-        report = a_report(culprit(), unmatched=("reference: tail",))
-        judged = apply_accepted(report, [ENTRY], judge=lambda each: Status.MATCHED)
-        assert judged.status is Status.MATCHED
-
     def test_rows_without_a_finding_keep_it_diverged(self) -> None:
         report = a_report(culprit(), rows=(row("layers.9.attn", Verdict.CULPRIT, 1.0),))
-        assert apply_accepted(report, [ENTRY]).status is Status.DIVERGED
+        accepted = apply_accepted(report, [ENTRY])
+        assert accepted.status is Status.DIVERGED
+        assert accepted.headline == "layers.9.attn is wrong; 1 other accepted"
+
+    @pytest.mark.parametrize("field", ["alternatives", "members"])
+    def test_a_finding_about_several_needs_an_entry_for_each(self, field: str) -> None:
+        report = a_report(culprit(**{field: ("layers.3.mlp", "head")}))
+        refused = apply_accepted(report, [ENTRY])
+        assert refused.status is Status.DIVERGED
+        assert "it is about head as well" in str(refused.findings[0].reason)
+        assert apply_accepted(report, [ENTRY, {**ENTRY, "brick": "head"}]).matched
+        entries = parse_accepted(propose_accept(report))
+        assert [entry.brick for entry in entries] == ["layers.3.mlp", "head"]
+        assert apply_accepted(report, entries).matched
+
+    def test_a_shared_fault_that_grows_in_one_place_fails(self) -> None:
+        row_of_another = row("layers.5.mlp", Verdict.CULPRIT, 2e-3)
+        report = a_report(culprit(members=("layers.3.mlp", "layers.5.mlp")), rows=(row_of_another,))
+        refused = apply_accepted(report, [ENTRY])
+        assert refused.status is Status.DIVERGED
+        assert "grew beyond what is accepted: relative L2 0.002" in str(refused.findings[0].reason)
 
     def test_the_first_kernel_is_taken_back(self) -> None:
         trace = KernelTrace("mlp", 3, 0, "CPU")
@@ -271,9 +280,9 @@ class TestApplying:
     def test_nothing_to_accept_changes_nothing(self) -> None:
         report = a_report(culprit())
         assert apply_accepted(report, None) is report
-        matched = replace(a_report(), status=Status.MATCHED, headline="same")
+        matched = a_report()
         after = apply_accepted(matched, [ENTRY])
-        assert (after.status, after.headline) == (Status.MATCHED, "same")
+        assert (after.status, after.headline) == (Status.MATCHED, matched.headline)
         twice = apply_accepted(apply_accepted(report, [ENTRY]), [ENTRY])
         assert twice.status is Status.MATCHED
 

@@ -16,7 +16,7 @@ from brickline.comparison.operands import measure
 from brickline.comparison.reporting import first_difference, identical_prefix
 from brickline.comparison.sides import Vocabulary
 from brickline.errors import NotARun, UsageError
-from brickline.verdicts import DivergenceReport, Status, Verdict
+from brickline.verdict import DivergenceReport, Status, Verdict
 
 FP32 = 1e-7
 BF16 = 2e-3

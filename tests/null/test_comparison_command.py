@@ -15,7 +15,7 @@ from brickline.commands import app
 from brickline.comparison.comparing import compare
 from brickline.errors import BricklineError
 from brickline.profiler import BrickProfiler
-from brickline.verdicts import DivergenceReport, Status
+from brickline.verdict import DivergenceReport, Status
 
 
 def written(path: Path, launches: Launches) -> Path:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from brickline.comparison.comparing import compare
-from brickline.verdicts import DivergenceReport, Status, Verdict
+from brickline.verdict import DivergenceReport, Status, Verdict
 
 Array = NDArray[Any]
 GRIDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}

@@ -12,7 +12,7 @@ from hand_made_launches import Array, Launches
 from brickline.comparison.align import align
 from brickline.comparison.comparing import compare
 from brickline.comparison.sides import Vocabulary
-from brickline.verdicts import DivergenceReport, Status, Verdict
+from brickline.verdict import DivergenceReport, Status, Verdict
 
 WIDTH, ROWS = 32, 8
 

@@ -9,7 +9,7 @@ from brickline.comparison.comparing import compare
 from brickline.kernels.catalog import residual
 from brickline.plan import Plan
 from brickline.plan_launches import entering, results
-from brickline.verdicts import Status
+from brickline.verdict import Status
 
 
 def drawn(seed: int) -> Array:

@@ -13,7 +13,7 @@ from brickline.errors import PlanError, RunDamaged
 from brickline.megakernel_report import MegakernelReport
 from brickline.plan import Plan
 from brickline.table_index import published_rows
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 DEEP = "[" * 200_000
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hand_made_reports import (
     ACTS_IN,
+    BARE,
     CULPRIT,
     CULPRIT_FINDING,
     EVIL,
@@ -32,7 +33,7 @@ from brickline.report.html.divergence_page import (
     write_divergence_page,
 )
 from brickline.report.html.verdict_rows import NO_NUMBER, ORDER, Texts
-from brickline.verdicts import (
+from brickline.verdict import (
     DivergenceReport,
     Finding,
     Status,
@@ -122,7 +123,7 @@ def test_what_came_from_fingerprints_is_an_estimate() -> None:
     document = divergence_document(SUSPECTED)
     assert "Estimated from fingerprints" in document["estimated"]
     assert document["findings"][0]["estimated"]
-    assert divergence_document(DivergenceReport(Status.INCONCLUSIVE))["estimated"] is None
+    assert divergence_document(DivergenceReport())["estimated"] is None
 
 
 def test_the_curve_begins_with_the_call_in_which_the_culprit_acts() -> None:
@@ -233,7 +234,6 @@ def test_many_findings_and_lines_are_bounded() -> None:
         REPORT,
         findings=(CULPRIT_FINDING,) * 1000,
         unmatched=tuple(f"candidate: launch {at}" for at in range(100_000)),
-        headline="h" * 100_000,
         next_command="n" * 100_000,
     )
     document = divergence_document(report)
@@ -250,7 +250,6 @@ def test_nothing_of_the_report_is_markup() -> None:
         REPORT,
         candidate=EVIL,
         reference=EVIL,
-        headline=EVIL,
         whys=(EVIL,),
         findings=(finding,),
         next_command=EVIL,
@@ -261,7 +260,7 @@ def test_nothing_of_the_report_is_markup() -> None:
     assert "<img" not in text
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert block is not None
-    assert json.loads(block[1])["headline"] == EVIL
+    assert json.loads(block[1])["headline"].startswith(EVIL)
 
 
 def test_numbers_that_are_not_finite_survive() -> None:
@@ -284,10 +283,10 @@ def test_numbers_that_are_not_finite_survive() -> None:
 
 @pytest.mark.parametrize("status", list(Status))
 def test_an_empty_report_has_a_page(status: Status) -> None:
-    document = divergence_document(DivergenceReport(status))
+    document = divergence_document(BARE[status])
     assert document["depth"]["curves"] == []
     assert document["verdicts"]["told"] == 0
-    assert divergence_page(DivergenceReport(status)).startswith("<!doctype html>")
+    assert divergence_page(BARE[status]).startswith("<!doctype html>")
 
 
 def test_a_page_is_written_whole_and_never_over_another(tmp_path: Path) -> None:

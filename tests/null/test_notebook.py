@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from hand_made import decode_part, profile_of
-from hand_made_reports import CULPRIT, EVIL, REPORT, SUSPECTED, many_verdicts
+from hand_made_reports import BARE, CULPRIT, EVIL, REPORT, SUSPECTED, many_verdicts
 
 import brickline as bl
 from brickline.report.html.divergence_page import ESTIMATED
 from brickline.report.notebook import MAX_BRICKS, MAX_LINES
-from brickline.verdicts import DivergenceReport, Status
+from brickline.verdict import Status
 
 TAGS = {"div", "style", "p", "b", "code", "table", "thead", "tbody", "tr", "th", "td", "span"}
 TAGS |= {"svg", "title", "path", "details", "summary", "pre"}
@@ -130,7 +130,7 @@ def test_a_report_names_its_culprit() -> None:
 
 @pytest.mark.parametrize("status", Status)
 def test_reports_without_anything(status: Status) -> None:
-    assert str(status) in shown(DivergenceReport(status)).text
+    assert str(status) in shown(BARE[status]).text
 
 
 def test_errors_that_are_not_finite_are_drawn() -> None:
@@ -172,7 +172,6 @@ def test_nothing_of_a_run_becomes_markup(words: str) -> None:
             REPORT,
             candidate=words,
             reference=words,
-            headline=words,
             findings=(finding,),
             whys=(words,),
             unmatched=(words,),

@@ -27,7 +27,7 @@ from brickline.report.answer import print_answer
 from brickline.run_paths import find_runs, run_labels
 from brickline.runs import Run
 from brickline.table_columns import SCHEMAS
-from brickline.verdicts import DivergenceReport, Finding, Status, Verdict
+from brickline.verdict import DivergenceReport, Finding, Verdict
 
 duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
 
@@ -186,9 +186,7 @@ def test_labels_are_short_where_they_can_be() -> None:
 
 def test_verdicts_and_findings_of_kept_reports(tmp_path: Path, run: Path) -> None:
     finding = Finding(CULPRIT, Verdict.CULPRIT, z=212.4, share=0.99, cause="a dropped tail")
-    report = DivergenceReport(
-        Status.DIVERGED, "port", "model", findings=(finding,), verdicts=decoder_verdicts()
-    )
+    report = DivergenceReport("port", "model", findings=(finding,), verdicts=decoder_verdicts())
     kept = report.save(tmp_path / "port.json")
     found = ask([run, kept], "SELECT name, candidate, z FROM verdicts WHERE verdict = 'culprit'")
     assert found == [(CULPRIT, "port", 212.4)]

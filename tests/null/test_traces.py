@@ -19,7 +19,7 @@ from brickline.errors import CountError, RunError, UsageError
 from brickline.fingerprints import fingerprint
 from brickline.trace_comparison import compare_traces
 from brickline.traces import FINGERPRINT_BYTES, MOST_WAITING, Operand, Traces
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 Make = Callable[..., BrickProfiler]
 
@@ -313,6 +313,14 @@ def test_a_record_of_another_size_and_a_place_of_nobody_are_refused(make: Make) 
 
 
 # ---------------------------------------------------------------------------------- life of the run
+
+
+def test_a_difference_that_came_with_the_inputs_is_marked_too(make: Make) -> None:
+    p = make()
+    p.add_trace(KernelTrace("a", 0, 0, "CPU", input_checksum=1, output_checksum=1))
+    p.compare_and_mark([KernelTrace("a", 0, 0, "CPU", input_checksum=2, output_checksum=2)])
+    assert p.is_diverged()
+    assert "inputs differ" in p.divergence_diagnosis
 
 
 def test_reset_forgets_launches_and_the_outcome(make: Make) -> None:

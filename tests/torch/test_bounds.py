@@ -14,7 +14,7 @@ from brickline.oracle import contractions, holding, parts  # noqa: E402
 from brickline.oracle.bounds import Kind, op_bound  # noqa: E402
 from brickline.oracle.calls import Call, NoExactForm, outputs_of  # noqa: E402
 from brickline.oracle.holding import hold  # noqa: E402
-from brickline.verdicts import Verdict  # noqa: E402
+from brickline.verdict import Verdict  # noqa: E402
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import brickline as bl
 from brickline.checking.session import Session
-from brickline.verdicts import Status
+from brickline.verdict import Status
 
 
 class Through(torch.autograd.Function):

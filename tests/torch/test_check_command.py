@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brickline.commands import main, named
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 MODELS = """
 import torch

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import brickline as bl
-from brickline.verdicts import Status
+from brickline.verdict import Status
 
 
 class Pooled(nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 from brickline.adapters.recording import record
 from brickline.checking.replay import check_runs
 from brickline.comparison.comparing import compare
-from brickline.verdicts import DivergenceReport, Status, Verdict
+from brickline.verdict import DivergenceReport, Status, Verdict
 
 
 class Block(nn.Module):

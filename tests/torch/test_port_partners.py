@@ -15,7 +15,7 @@ from brickline.checking.patching import Shares
 from brickline.checking.stage import OUTPUT, Key
 from brickline.checking.weight_evidence import modules_by_weights
 from brickline.oracle.ratios import Ratios
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 WIDTH = 24
 

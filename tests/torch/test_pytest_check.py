@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import brickline
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 pytest_plugins = ["pytester"]
 

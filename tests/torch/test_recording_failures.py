@@ -36,7 +36,7 @@ from brickline.report.html.profile_page import profile_page
 from brickline.report.text import profile_text
 from brickline.run.failures import FAILED, MOST_KINDS, FailureLog, failure_texts, problem_text
 from brickline.runs import Run
-from brickline.verdicts import Status
+from brickline.verdict import Status
 
 
 class Block(nn.Module):

@@ -19,7 +19,7 @@ from brickline.checking.stage import Stage
 from brickline.checking.watching import Progress, Watch
 from brickline.oracle.calls import tensors_of
 from brickline.oracle.nonfinite import holds_nonfinite
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 
 def check_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 from brickline.checking.causes import explain
@@ -11,18 +12,23 @@ from brickline.checking.endings import ending
 from brickline.checking.repro import write_repro
 from brickline.checking.stage import layer_of
 from brickline.checking.watching import Seen, Watch
-from brickline.verdicts import (
+from brickline.oracle.holding import CULPRIT
+from brickline.verdict import (
+    Answer,
     Coverage,
     DivergenceReport,
     Finding,
-    Status,
     Verdict,
     VerdictRow,
     VerdictTable,
+    arithmetic_answer,
+    evidence_lines,
 )
 
 REFERENCE = "its own float64"
-NOT_VERIFIED = "model logic (eps, RoPE, masks, weights) was not; give a reference= for that"
+STATE = Answer.not_asked("there is no reference whose weights these could be")
+LOGIC = Answer.not_asked("model logic (eps, RoPE, masks, weights) needs a reference=")
+UNHARMED = "they reach no output"
 NO_SHARE = "share: without a reference there is no final difference to explain"
 
 
@@ -40,26 +46,22 @@ def report_of(
     seen = _consequences([_settled(each, nonfinite) for each in watch.seen])
     findings = _findings(watch, seen, repro)
     coverage = _coverage(watch, seen, failure)
-    guilty = [each for each in findings if each.verdict is not Verdict.NONDETERMINISTIC]
-    status = Status.INCONCLUSIVE
-    if guilty:
-        status = Status.DIVERGED
-    elif coverage.complete and failure is None and not findings:
-        status = Status.MATCHED
     allowed = dict.fromkeys(each.held.allowed for each in watch.seen if each.held.allowed)
-    return DivergenceReport(
-        status=status,
+    table = _table(watch, seen)
+    report = DivergenceReport(
         candidate=watch.stage.name,
         reference=REFERENCE,
         findings=tuple(findings),
-        verdicts=_table(watch, seen),
+        state=STATE,
+        logic=LOGIC,
+        arithmetic=arithmetic_answer(table, CULPRIT, UNHARMED),
+        verdicts=table,
         coverage=coverage,
-        headline=_headline(status, findings, coverage, failure),
-        whys=_whys(seen, guilty),
+        unshown=() if failure is None else (f"not shown either way: {ending(failure)}",),
         circumstances=tuple(str(each) for each in allowed),
         kernels_compared=coverage.compared,
-        diagnosis=_diagnosis(guilty),
     )
+    return replace(report, whys=tuple(evidence_lines(report)))
 
 
 def _settled(seen: Seen, nonfinite: set[int]) -> tuple[Seen, Verdict]:
@@ -207,58 +209,6 @@ def _coverage(
         )
     total = len(seen) + opaque + watch.stage.elsewhere + (1 if watch.tally.compiled_backward else 0)
     return Coverage(len(seen) - len(unknown), total, tuple(notes))
-
-
-def _headline(
-    status: Status, findings: list[Finding], coverage: Coverage, failure: BaseException | None
-) -> str:
-    if status is Status.DIVERGED:
-        first = findings[0]
-        what = "makes values that are not finite" if _is_origin(first) else "is wrong"
-        why = f": {first.cause}" if first.cause else ""
-        where = f" in {first.name}" if first.op != first.name else ""
-        way = " (backward)" if first.direction == "backward" else ""
-        return f"{first.op}{where}{way} {what}{why}. Arithmetic was verified; {NOT_VERIFIED}."
-    if status is Status.MATCHED:
-        count = _count(coverage.compared, "operation")
-        return (
-            f"Arithmetic verified: {count} made what float64 makes of the same inputs, down to "
-            f"rounding; {NOT_VERIFIED}."
-        )
-    if not coverage.total:
-        why = "the candidate executed no operation" if failure is None else ending(failure)
-        return f"Nothing was seen: {why}."
-    short = f"{coverage.compared} of {_count(coverage.total, 'operation')} verified"
-    ended = "" if failure is None else f" until the end ({ending(failure)})"
-    return f"Arithmetic verified in part: {short}{ended}; {NOT_VERIFIED}."
-
-
-def _is_origin(finding: Finding) -> bool:
-    return finding.verdict is Verdict.NONFINITE_ORIGIN
-
-
-def _whys(seen: list[tuple[Seen, Verdict]], guilty: list[Finding]) -> tuple[str, ...]:
-    if not guilty:
-        return ()
-    first = guilty[0]
-    lines = [f"{first.op} in {first.name} was executed again on its own inputs, in float64"]
-    if first.z is not None and math.isfinite(first.z):
-        lines.append(f"its error is {first.z:.3g} times what rounding explains")
-    elif _is_origin(first):
-        lines.append("its inputs are finite and its output is not")
-    else:
-        lines.append("it must not compute anything, and its output is another")
-    if first.where:
-        lines.append(first.where)
-    if first.cause:
-        lines.append(first.cause)
-    others = sum(1 for _, verdict in seen if verdict is Verdict.ROUNDING)
-    lines.append(f"{_count(others, 'other operation')} differ from float64 by rounding alone")
-    return tuple(lines)
-
-
-def _diagnosis(guilty: list[Finding]) -> str:
-    return "; ".join(f"{each.name}: {each.op} is {each.verdict}" for each in guilty[:5])
 
 
 def _count(number: int, word: str) -> str:

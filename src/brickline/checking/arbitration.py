@@ -32,7 +32,7 @@ from brickline.oracle.calls import Call as OpCall
 from brickline.oracle.calls import NoExactForm
 from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import unit_roundoff, written_arguments
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 SOMEWHERE = "something is wrong"
 """How a line begins that names several modules or none."""

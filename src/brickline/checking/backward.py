@@ -40,7 +40,7 @@ from brickline.checking.stage import Stage
 from brickline.checking.training import Weights
 from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import is_out_of_memory
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 MOST_ACCUSED = 8
 """Modules that are repaired, each with backward passes of the whole model."""

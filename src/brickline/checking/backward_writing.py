@@ -8,7 +8,7 @@ from collections.abc import Callable
 from brickline.checking.backward import BackwardFact, BackwardWatch
 from brickline.checking.backward_evidence import Accusation
 from brickline.checking.stage import layer_of
-from brickline.verdicts import Finding, Verdict, VerdictRow
+from brickline.verdict import Finding, Verdict, VerdictRow
 
 Brick = Callable[[str], str | None]
 

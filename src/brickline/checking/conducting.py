@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from brickline.accept import apply_accepted, load_accepted
 from brickline.checking.alone import check_alone
 from brickline.checking.backward_evidence import with_weights
 from brickline.checking.causes import explain
@@ -20,11 +19,11 @@ from brickline.checking.kernels import as_callable
 from brickline.checking.plans import PlanModule, held_by_reference
 from brickline.checking.repro import write_repro
 from brickline.checking.session import Progress, Session
-from brickline.checking.writing import report_of, worded
+from brickline.checking.writing import report_of
 from brickline.errors import UsageError
 from brickline.executor.prepared import PreparedPlan
 from brickline.kernel import Kernel
-from brickline.verdicts import GUILTY, DivergenceReport, Finding
+from brickline.verdict import GUILTY, DivergenceReport, Finding, apply_accepted, load_accepted
 
 EXPLAINED = 8
 """Culprits whose cause is looked for; the rest are listed."""
@@ -50,7 +49,7 @@ def conduct(
         report = check_alone(candidate, drive=drive, progress=progress, repro=repro)
     else:
         report = _against(candidate, reference, drive, progress, repro)
-    return apply_accepted(report, accepted) if accepted else report
+    return apply_accepted(report, accepted)
 
 
 def _as_model(given: Any) -> Any:
@@ -82,11 +81,10 @@ def _against(
         raise
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = error
-    report = report_of(session, failure)
     named = _named_evidence(session)
-    if not named:
-        return report
-    return worded(replace(report, findings=_explained(report.findings, named, repro, progress)))
+    return report_of(
+        session, failure, lambda findings: _explained(findings, named, repro, progress)
+    )
 
 
 def _named_evidence(session: Session) -> dict[tuple[str, str], Evidence]:

@@ -29,7 +29,7 @@ from brickline.checking.resuming import is_vague, resumed
 from brickline.checking.settling import MAX_ROUNDS, NO_SHARE, settled, unconfirmed, with_factors
 from brickline.checking.snapshot import State
 from brickline.checking.stage import Key
-from brickline.verdicts import GUILTY, Verdict
+from brickline.verdict import GUILTY, Verdict
 
 ENOUGH = 0.5
 """Part of the final difference that a culprit explains to be named while something is open."""

@@ -10,7 +10,7 @@ import torch
 from brickline.checking.pairing import Part
 from brickline.checking.stage import Key
 from brickline.oracle.ratios import Ratios
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 CULPRIT_LIMIT = 2.0
 """A ratio above it, again and again, is no rounding."""

@@ -23,7 +23,7 @@ from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import Key
 from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import is_out_of_memory
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 SAME = Ratios(0.0, 0.0, 0.0, 0.0, 0.0, 0)
 STARVED = "memory ran out in float64"

@@ -22,7 +22,7 @@ from brickline.oracle.holding import CULPRIT, WATCH, Held, same
 from brickline.oracle.noise import Noisy
 from brickline.oracle.ratios import measure
 from brickline.oracle.widen import Widened
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 NOISE_GAIN = 2.0
 """One draw of the noise stands for all."""

@@ -30,11 +30,14 @@ from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import widened
 from brickline.run_tensors import load_tensor, tensor_names
 from brickline.runs import Run
-from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict
+from brickline.verdict import Answer, Coverage, DivergenceReport, Finding, Verdict
 
 MODULES: tuple[str, ...] = ("Linear", "LayerNorm", "RMSNorm", "GroupNorm", "Embedding")
 MODULES += ("SiLU", "GELU", "ReLU", "Sigmoid", "Tanh", "Softmax", "LeakyReLU", "ELU", "Softplus")
 """Modules of torch that settings and parameters describe in full, and that keep nothing."""
+
+STATE = Answer.not_asked("two runs are compared through what they recorded")
+LOGIC = Answer.not_asked("it needs the models: bl.check(candidate, ..., reference=...)")
 
 
 def check_runs(candidate: Given, reference: Given) -> DivergenceReport:
@@ -51,11 +54,16 @@ def check_runs(candidate: Given, reference: Given) -> DivergenceReport:
     ours, theirs = opened(candidate, "candidate"), opened(reference, "reference")
     first = compare(ours, theirs)
     if not tensor_names(ours.path):
-        said = (
+        why = (
             f"{ours.path.name} holds no tensors, so nothing was executed again; record it with "
             'bl.record(path, model, level="op", tensors="all")'
         )
-        return replace(first, headline=f"{said}. {first.headline}", diagnosis=said)
+        return replace(
+            first,
+            state=STATE,
+            logic=LOGIC,
+            arithmetic=Answer.not_asked(why),
+        )
     words = Vocabulary()
     a, b = side_from_run(ours, words), side_from_run(theirs, words)
     replay = _Replay(ours, theirs, a, b, align(a, b))
@@ -343,24 +351,16 @@ def _merged(
             "of a description"
         )
     coverage = Coverage(first.coverage.compared, first.coverage.total, tuple(notes))
-    seen = f"{replay.executed} launches were executed again in float64"
-    first = replace(first, whys=(*first.whys, seen))
     places = {each.name: each.where for each in first.findings}
     ranked = [replace(each, where=each.where or places.get(each.name)) for each in ranked]
-    if not ranked:
-        said = first.headline
-        if replay.executed and not first.findings:
-            said = f"{replay.executed} launches are what float64 makes of their inputs; {said}"
-        return replace(first, coverage=coverage, headline=said)
-    top = ranked[0]
-    z = "" if top.z is None else f", z = {top.z:.3g}"
-    headline = f"{top.name} is wrong{z}" + (f": {top.cause}" if top.cause else "")
+    line = f"{replay.executed} launches were executed again in float64"
+    figure = max((each.z for each in ranked if each.z is not None), default=None)
     return replace(
         first,
-        status=Status.DIVERGED,
         findings=(*ranked, *rest),
+        state=STATE,
+        logic=LOGIC,
+        arithmetic=Answer(line, figure, CULPRIT, shown=replay.executed > 0),
         coverage=coverage,
-        headline=headline,
-        diagnosis=headline,
-        next_command=None,
+        next_command=None if ranked else first.next_command,
     )

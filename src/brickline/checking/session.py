@@ -33,7 +33,7 @@ from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
 from brickline.checking.snapshot import RandomState, State
 from brickline.checking.stage import is_compiled
 from brickline.checking.training import Weights
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 Progress = Callable[[int, "int | None", str], None]
 PATIENCE_S = 60.0

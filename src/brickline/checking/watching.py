@@ -25,7 +25,7 @@ from brickline.checking.unseen import Unseen
 from brickline.oracle.calls import Call, outputs_of, tensors_of, written
 from brickline.oracle.holding import Held, hold
 from brickline.oracle.widen import is_view
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 Progress = Callable[[int, "int | None", str], None]
 KEPT_EVIDENCE = 8

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,56 +21,77 @@ from brickline.checking.examining import Position
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
 from brickline.checking.logic.carrying import plain_name
-from brickline.checking.logic.writing import DIFFERENT, logic_findings, logic_line
+from brickline.checking.logic.writing import DIFFERENT, logic_answer, logic_findings
+from brickline.checking.masks import IDLE
 from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
-from brickline.verdicts import (
+from brickline.verdict import (
     GUILTY,
+    Answer,
     Coverage,
     DivergenceReport,
     Finding,
-    Status,
     Verdict,
     VerdictRow,
     VerdictTable,
+    arithmetic_answer,
+    evidence_lines,
 )
 
-LOGIC = "logic: "
-"""How the line begins that says whether both sides compute the same function."""
 WATCHED = 5
 """How many values above the clean limit are listed as findings."""
+STATE = Answer.not_asked("weights are compared through what is computed with them")
+
+Explain: TypeAlias = Callable[[tuple[Finding, ...]], tuple[Finding, ...]]
 
 
-def report_of(session: Session, failure: BaseException | None = None) -> DivergenceReport:
-    """Write the report of a session, also of one that ended early."""
+def report_of(
+    session: Session, failure: BaseException | None, explain: Explain
+) -> DivergenceReport:
+    """Write the report of a session, also of one that ended early.
+
+    Args:
+        session: What was measured.
+        failure: What ended the session, if anything did.
+        explain: Adds causes and repros to findings.
+    """
     writer = _Writer(session)
-    findings = writer.findings()
+    findings = explain(tuple(writer.findings()))
     table = writer.table()
-    coverage = writer.coverage(failure)
     shares = next((each.shares for each in session.positions if each.culprits), None)
     if shares is None:
         shares = next((each.shares for each in session.positions if each.shares), None)
+    circumstances = session.said()
+    if IDLE in circumstances and not any(finding.is_guilty for finding in findings):
+        shares = None  # measured over queries that have no answer, too
     report = DivergenceReport(
-        status=_status(findings, coverage, failure),
         candidate=session.candidate.stage.name,
         reference=session.reference.stage.name,
-        findings=tuple(findings),
+        findings=findings,
+        state=STATE,
+        logic=logic_answer(session.positions),
+        arithmetic=arithmetic_answer(table, CULPRIT_LIMIT, CLEARED),
         verdicts=table,
-        coverage=coverage,
+        coverage=writer.coverage(failure),
+        unshown=tuple(_unshown(findings, failure)),
         noise_floor=None if shares is None else shares.floor,
         final_error=None if shares is None else shares.final,
         kernels_compared=len(table),
-        circumstances=session.said(),
+        circumstances=circumstances,
     )
-    return worded(report, logic_line(session.positions))
+    return replace(report, whys=tuple(evidence_lines(report)))
 
 
-def _status(findings: list[Finding], coverage: Coverage, failure: BaseException | None) -> Status:
-    if any(each.verdict in GUILTY for each in findings):
-        return Status.DIVERGED
-    if any(each.verdict is Verdict.UNKNOWN for each in findings):
-        return Status.INCONCLUSIVE
-    return Status.MATCHED if failure is None and coverage.complete else Status.INCONCLUSIVE
+def _unshown(findings: Iterable[Finding], failure: BaseException | None) -> Iterator[str]:
+    """Give why nothing was shown, for differences that are nobody's and a run that ended early."""
+    for finding in findings:
+        reason = finding.reason or ""
+        if reason.startswith((DIFFERENT, SOMEWHERE)):
+            yield reason
+        elif finding.verdict is Verdict.UNKNOWN and reason != STARVED:
+            yield f"{SOMEWHERE} at or before {finding.name}; no single module stands out"
+    if failure is not None:
+        yield f"not shown either way: {ending(failure)}"
 
 
 class _Writer:
@@ -142,6 +163,7 @@ class _Writer:
             local_error=worst.ratios.relative_l2,
             propagated_error=position.propagated.get(worst.key),
             share=None if shares is None else shares.share(path),
+            alternatives=tuple(stage.display(each) for each in worst.notes.get("equals", ())),
             reference_name=self.session.reference.stage.display(first.reference_key.path),
             evidence={
                 **worst.ratios.evidence,
@@ -150,8 +172,7 @@ class _Writer:
                 "values_wrong": len(here),
                 "positions_wrong": len({each.number for each, _ in facts}),
                 "repaired_to": None if shares is None else shares.repaired.get(path),
-                "alternatives": [stage.display(each) for each in worst.modules[1:]],
-                "as_likely": [stage.display(each) for each in worst.notes.get("equals", ())],
+                "other_modules": [stage.display(each) for each in worst.modules[1:]],
             },
         )
 
@@ -249,6 +270,7 @@ COARSER = (
     "it rounds more than the reference does: each of its operations is within its own bound, "
     "and in float64 it computes the same"
 )
+CLEARED = "cleared by the operations that made them, or by float64"
 _LISTED = frozenset({Verdict.WATCH, Verdict.NONDETERMINISTIC, Verdict.UNKNOWN})
 _REASONS: Mapping[Verdict, str] = {
     Verdict.WATCH: "more than the clean limit, less than twice it",
@@ -282,108 +304,3 @@ def _row_verdict(fact: Fact, propagated: Mapping[Any, float]) -> Verdict:
         return fact.verdict
     unit = torch.finfo(fact.dtype).eps
     return Verdict.PROPAGATED if came > 100 * unit and came > 1e-5 else fact.verdict
-
-
-def worded(report: DivergenceReport, logic: str | None = None) -> DivergenceReport:
-    """Return the report with its headline and the chain of whys.
-
-    Args:
-        report: Findings and figures.
-        logic: What float64 says of the outputs. Default None: what the report says of it already.
-    """
-    told = (each for each in report.whys if each.startswith(LOGIC))
-    logic = next(told, None) if logic is None else f"{LOGIC}{logic}"
-    report = _worded(report)
-    return report if logic is None else replace(report, whys=(*report.whys, logic))
-
-
-def _worded(report: DivergenceReport) -> DivergenceReport:
-    guilty = [each for each in report.findings if each.verdict in GUILTY]
-    if guilty:
-        return replace(report, headline=_guilty_line(guilty), whys=_whys(report, guilty[0]))
-    if report.status is Status.MATCHED:
-        return replace(report, headline=_matched_line(report), whys=_matched_whys(report))
-    return replace(report, headline=_open_line(report))
-
-
-def _guilty_line(guilty: list[Finding]) -> str:
-    top = guilty[0]
-    when = f" from call {top.position} on" if top.position else ""
-    what = f": {top.cause}" if top.cause else ""
-    share = ""
-    if top.share is not None and top.share > 0.005:
-        of = "gradients' " if top.direction == "backward" else "final "
-        share = f"; repairing it removes {_percent(top.share)} of the {of}difference"
-    more = f" ({len(guilty) - 1} more)" if len(guilty) > 1 else ""
-    backward = " in its backward pass" if top.direction == "backward" else ""
-    others = top.evidence.get("as_likely") or ()
-    either = f", or {others[0]} is: nothing tells them apart" if others else ""
-    return f"{top.name} is wrong{backward}{when}{either}{what}{share}{more}"
-
-
-def _percent(share: float) -> str:
-    return "more than 99.9 %" if share > 0.999 else f"{100 * share:.1f} %"
-
-
-def _whys(report: DivergenceReport, top: Finding) -> tuple[str, ...]:
-    lines: list[str] = []
-    if report.final_error is not None:
-        floor = report.noise_floor
-        lines.append(
-            f"the output of call {top.position} differs by {report.final_error:.2g} "
-            "(relative L2)" + ("" if floor is None else f"; rounding alone makes {floor:.2g}")
-        )
-    if top.z is not None and top.local_error is not None:
-        held = top.reference_name or "float64"
-        lines.append(
-            f"on its own inputs {top.name} is {top.local_error:.2g} away from {held} in float64: "
-            f"z {top.z:.3g}, where 1 is the most that rounding makes"
-        )
-    counts = report.verdicts.counts()
-    clean = sum(counts.get(each, 0) for each in ("identical", "rounding", "propagated"))
-    if clean:
-        lines.append(f"{clean} of {len(report.verdicts)} values are right on their own inputs")
-    left = top.evidence.get("repaired_to")
-    if top.share is not None and left is not None:
-        what = "the gradients differ" if top.direction == "backward" else "the output differs"
-        lines.append(f"with its value repaired {what} by {left:.2g}")
-    if top.where:
-        lines.append(f"where: {top.where}")
-    return tuple(lines)
-
-
-def _matched_line(report: DivergenceReport) -> str:
-    counts = report.verdicts.counts()
-    same = counts.get("identical", 0)
-    return (
-        f"all {len(report.verdicts)} values are identical or within rounding "
-        f"({same} bit for bit the reference's)"
-    )
-
-
-def _matched_whys(report: DivergenceReport) -> tuple[str, ...]:
-    worst = max(report.verdicts, key=lambda each: each.z or 0.0, default=None)
-    lines = []
-    if worst is not None and worst.z:
-        lines.append(f"the largest z is {worst.z:.2g}, at {worst.name}; 1 is the clean limit")
-        if worst.z > CULPRIT_LIMIT:
-            lines.append(COARSER)
-    if report.final_error is not None and report.noise_floor is not None:
-        lines.append(
-            f"the first output differs by {report.final_error:.2g}; rounding makes "
-            f"{report.noise_floor:.2g}"
-        )
-    return tuple(lines)
-
-
-def _open_line(report: DivergenceReport) -> str:
-    for each in report.findings:
-        if each.reason and each.reason.startswith(DIFFERENT):
-            return each.reason
-        if each.verdict is Verdict.UNKNOWN and each.reason != STARVED:
-            if each.reason and each.reason.startswith(SOMEWHERE):
-                return each.reason
-            return f"{SOMEWHERE} at or before {each.name}; no single module stands out"
-    if report.coverage.notes:
-        return f"not shown either way: {report.coverage.notes[0]}"
-    return "not shown either way: nothing could be compared"

@@ -13,15 +13,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from brickline.accept import apply_accepted, load_accepted
-from brickline.accept import write_accept as write_proposal
 from brickline.commands.named import drive_of, inputs_of, load_named, model_of
 from brickline.commands.streams import print_document, say
 from brickline.errors import UsageError
 from brickline.report.divergence import print_divergence
 from brickline.report.html.divergence_page import write_divergence_page
 from brickline.report.html.page import refuse_taken_page
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport, apply_accepted, load_accepted
+from brickline.verdict import write_accept as write_proposal
 from brickline.whole_files import refuse_taken_file
 
 SEED = 0

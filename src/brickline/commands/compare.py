@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from brickline.accept import apply_accepted, load_accepted
 from brickline.commands.streams import print_document, say
 from brickline.comparison.comparing import compare as compare_runs
 from brickline.report.divergence import print_divergence
 from brickline.report.html.divergence_page import write_divergence_page
 from brickline.report.html.page import refuse_taken_page
+from brickline.verdict import apply_accepted, load_accepted
 from brickline.whole_files import refuse_taken_file
 
 

@@ -35,7 +35,7 @@ from brickline.report.html.profile_page import profile_page
 from brickline.report.megakernel import headline
 from brickline.report.text import print_profile
 from brickline.runs import Run
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 PROMPT = (17, 4, 1042, 311, 9, 2048, 77, 5, 630, 12, 8, 1999, 256, 3, 91, 400)
 TIMELINE_STEPS = 8

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from brickline.commands.demo_model import DemoModel, gated_silu, rms_norm, rotate, softmax
 from brickline.commands.demo_weights import Floats, ModelConfig
 from brickline.profiler import BrickProfiler
-from brickline.verdicts import (
+from brickline.verdict import (
     Coverage,
     DivergenceReport,
     Finding,
-    Status,
     Verdict,
     VerdictRow,
     VerdictTable,
+    evidence_lines,
 )
 
 TOKENS = 24
@@ -249,10 +249,9 @@ def check_decode(candidate: Decode, reference: Decode, repaired: Decode) -> Dive
     before, after = (_apart(each.logits, reference.logits) for each in (candidate, repaired))
     first = {each.name: each for each in reversed(candidate.launches)}
     findings = tuple(
-        _finding(name, guilty, 1 - after / before, first[name], exact) for name in _names(guilty)
+        _finding(name, guilty, before, after, first[name], exact) for name in _names(guilty)
     )
-    return DivergenceReport(
-        status=Status.DIVERGED if findings else Status.MATCHED,
+    report = DivergenceReport(
         candidate="port",
         reference="model",
         findings=findings,
@@ -260,10 +259,9 @@ def check_decode(candidate: Decode, reference: Decode, repaired: Decode) -> Dive
         coverage=Coverage(len(table), len(candidate.launches)),
         noise_floor=after,
         final_error=before,
-        headline=_headline(findings),
-        whys=tuple(_whys(findings, table, before, after)),
         kernels_compared=len(table),
     )
+    return replace(report, whys=tuple(evidence_lines(report)))
 
 
 def _row(ours: Launch, theirs: Launch, exact: Arrays, clean: Arrays) -> VerdictRow:
@@ -318,7 +316,12 @@ def _names(rows: Sequence[VerdictRow]) -> list[str]:
 
 
 def _finding(
-    name: str, rows: Sequence[VerdictRow], share: float, launch: Launch, exact: ReferenceBricks
+    name: str,
+    rows: Sequence[VerdictRow],
+    before: float,
+    after: float,
+    launch: Launch,
+    exact: ReferenceBricks,
 ) -> Finding:
     first = next(row for row in rows if row.name == name)
     every = [row for row in rows if row.name == name]
@@ -330,28 +333,9 @@ def _finding(
         z=first.z,
         local_error=first.local_error,
         propagated_error=first.propagated_error,
-        share=share if len(_names(rows)) == 1 else None,
+        share=1 - after / before if len(_names(rows)) == 1 else None,
         where=f"every row, in each of {len(every)} calls",
         cause=exact.epsilon_that_explains(launch),
         reference_name=name,
+        evidence={"repaired_to": after},
     )
-
-
-def _headline(findings: Sequence[Finding]) -> str:
-    if not findings:
-        return "Every brick computes what it should; the difference is rounding."
-    first = findings[0]
-    return f"{first.name} is wrong by itself: {first.cause or 'more than rounding explains'}."
-
-
-def _whys(
-    findings: Sequence[Finding], table: VerdictTable, before: float, after: float
-) -> Iterator[str]:
-    if not findings:
-        return
-    first = findings[0]
-    carried = sum(row.verdict is Verdict.PROPAGATED for row in table)
-    yield f"The last logits differ by {before:.1e}."
-    yield f"On the same inputs, {first.name} and its reference differ by {first.local_error:.1e}."
-    yield f"{carried} other launches differ because their inputs did, and add only rounding."
-    yield f"With that one brick repaired, the logits differ by {after:.1e}: rounding."

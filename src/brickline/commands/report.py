@@ -33,7 +33,7 @@ from brickline.report.megakernel import print_megakernel
 from brickline.report.text import print_profile, render_budgets, render_findings
 from brickline.run.failures import problem_text
 from brickline.runs import Run
-from brickline.verdicts import DivergenceReport
+from brickline.verdict import DivergenceReport
 
 _OTHER_FILES = {
     "": "an empty file",

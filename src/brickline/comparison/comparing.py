@@ -25,7 +25,7 @@ from brickline.comparison.triage import units_of
 from brickline.errors import UsageError
 from brickline.run.failures import is_failure
 from brickline.runs import Run
-from brickline.verdicts import Coverage, DivergenceReport, Status
+from brickline.verdict import Coverage, DivergenceReport
 
 Given: TypeAlias = str | os.PathLike[str] | Run
 OF_A_PLAN = "those of a plan with prepared.watch(profiler, fingerprints=True)"
@@ -125,14 +125,12 @@ def _nothing_in_common(pair: RunPair) -> str:
     )
 
 
-def _empty(pair: RunPair, headline: str) -> DivergenceReport:
-    names = pair.names
+def _empty(pair: RunPair, reason: str) -> DivergenceReport:
+    every = (np.ones(len(side), dtype=bool) for side in (pair.a, pair.b))
     return DivergenceReport(
-        Status.INCONCLUSIVE,
-        *names,
+        *pair.names,
         coverage=Coverage(0, len(pair.a), problems_of(pair)),
-        unmatched=tuple(unmatched_launches(pair, None)),
-        headline=headline,
+        unshown=(reason,),
+        unmatched=tuple(unmatched_launches(pair, *every)),
         circumstances=pair.circumstances,
-        diagnosis=headline,
     )

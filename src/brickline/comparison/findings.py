@@ -17,7 +17,7 @@ from brickline.comparison.run_pair import name_of
 from brickline.comparison.sides import OP, PARAMETER_INDEX, Side, settings_of
 from brickline.comparison.suspects import Sign, Suspect
 from brickline.comparison.triage import IN, LEAF, Units
-from brickline.verdicts import Finding, Verdict
+from brickline.verdict import Finding, Verdict
 
 NOT_KNOWN = "fingerprints do not tell z, share and a repro; a re-execution does"
 

@@ -16,7 +16,7 @@ from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.sides import Bools, Ints, Side
 from brickline.comparison.suspects import Suspect
 from brickline.comparison.triage import LEAF, OUT, Units
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 ORDER = (
     Verdict.IDENTICAL,

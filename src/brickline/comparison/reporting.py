@@ -1,4 +1,4 @@
-"""What was found in two runs becomes a `DivergenceReport`: status, coverage, figures and words.
+"""What was found in two runs becomes a `DivergenceReport`: coverage, figures and what is open.
 
 From fingerprints alone it names suspects, never culprits: what would prove the first one is the
 report's `next_command`. Finds nothing itself.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from brickline.comparison.triage import Units, first_update
 from brickline.runs import Run
 from brickline.trace_sides import traces_from_part
 from brickline.traces import KernelTrace
-from brickline.verdicts import Coverage, DivergenceReport, Finding, Status, Verdict, VerdictTable
+from brickline.verdict import Coverage, DivergenceReport, Finding, Status, VerdictTable
 
 DECIDES = "bl.check(candidate, ..., reference=...) decides"
 PLAN_CHECK = (
@@ -70,44 +71,48 @@ class Report:
         write = Findings(self.a, self.b, self.alignment, self.found, self.directions, self.units)
         findings = tuple(write.of(suspect) for suspect in self.suspects)
         coverage = self._coverage()
-        status = self._status(coverage)
-        first = self._first_row(status)
-        headline = self._headline(status, findings, coverage)
-        ours, theirs = self._traces(first)
         worst = self._worst_output()
-        return DivergenceReport(
-            status,
+        report = DivergenceReport(
             *self.pair.names,
             findings=findings,
             verdicts=self._table(),
             coverage=coverage,
-            unmatched=tuple(unmatched_launches(self.pair, self.alignment)),
+            unshown=tuple(self._unshown(coverage)),
+            unmatched=tuple(unmatched_launches(self.pair, *self._lost())),
             noise_floor=None if worst is None else worst.floor,
             final_error=None if worst is None else worst.error,
             outputs=max(sum(each.error is not None for each in self.outputs), 1),
-            headline=headline,
             whys=tuple(self._whys(findings)),
             circumstances=self.pair.circumstances,
-            next_command=self._next_command(findings, status),
+            kernels_compared=coverage.compared,
+        )
+        ours, theirs = self._traces(self._first_row(report.status))
+        return replace(
+            report,
+            next_command=self._next_command(findings, report.status),
             first_divergent_kernel=ours,
             expected_trace=theirs,
             actual_trace=ours,
-            kernels_compared=coverage.compared,
-            diagnosis=headline,
         )
 
-    # --- status
+    # --- what is not shown
 
-    def _status(self, coverage: Coverage) -> Status:
-        if self.suspects:
-            return Status.DIVERGED
-        judged = self.judgement
-        told = (self.found.made.count > 0) & (self.alignment.partner >= 0)
-        alike = bool(judged.within[told].all()) and bool(told.any())
+    def _lost(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return which launches of either side were compared with nothing."""
+        lost = ~self.judgement.covered & (self.alignment.partner < 0)
+        return lost, ~reference_covered(self.b, self.alignment)
+
+    def _is_whole(self, coverage: Coverage) -> bool:
+        """Whether everything was recorded, compared, and given the same inputs."""
         whole = coverage.complete and not self.pair.a.problems and not self.pair.b.problems
-        whole &= bool(reference_covered(self.b, self.alignment).all())
-        whole &= not _unobserved(self.pair.candidate) and not _unobserved(self.pair.reference)
-        return Status.MATCHED if alike and whole and not self.odd_inputs else Status.INCONCLUSIVE
+        whole &= bool(reference_covered(self.b, self.alignment).all()) and not self.odd_inputs
+        return whole and not any(map(_unobserved, (self.pair.candidate, self.pair.reference)))
+
+    def _unshown(self, coverage: Coverage) -> Iterator[str]:
+        told = (self.found.made.count > 0) & (self.alignment.partner >= 0)
+        alike = bool(self.judgement.within[told].all()) and bool(told.any())
+        if not self._is_whole(coverage) or not (alike or self.suspects):
+            yield self._open_words(coverage)
 
     def _coverage(self) -> Coverage:
         outputs, partner = self.found.made, self.alignment.partner
@@ -197,21 +202,7 @@ class Report:
 
     # --- words
 
-    def _headline(self, status: Status, findings: Sequence[Finding], coverage: Coverage) -> str:
-        if findings:
-            first = findings[0]
-            word = "is the first suspect"
-            if first.verdict is Verdict.NONFINITE_ORIGIN:
-                word = "is where values stop being finite"
-            about = f": {first.cause}" if first.cause else ""
-            call = f" in call {first.position}" if len(np.unique(self.a.position)) > 1 else ""
-            return f"{launch_name(self.a, self.suspects[0].row)}{call} {word}{about}"
-        if status is Status.MATCHED:
-            same = int((self.judgement.code == 0).sum())
-            rest = int(self.judgement.within.sum()) - same
-            how = "to the bit" if rest <= 0 else f"{same} to the bit, {rest} within rounding"
-            how = how if same else "within rounding"
-            return f"all {coverage.compared} launches agree, {how}"
+    def _open_words(self, coverage: Coverage) -> str:
         if self.odd_inputs:
             return self._given_otherwise()
         problems = problems_of(self.pair)
@@ -254,10 +245,8 @@ class Report:
 
     def _alone(self) -> list[str]:
         """Say what either side has alone: how many launches, and from where on."""
-        sides = (
-            ("the candidate", self.a, ~self.judgement.covered & (self.alignment.partner < 0)),
-            ("the reference", self.b, ~reference_covered(self.b, self.alignment)),
-        )
+        ours, theirs = self._lost()
+        sides = (("the candidate", self.a, ours), ("the reference", self.b, theirs))
         out = []
         for who, side, lost in sides:
             rows = np.flatnonzero(lost)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
 from brickline.comparison.sides import FLAT, OP, Side
 from brickline.runs import Run
 
@@ -49,15 +48,17 @@ def problems_of(pair: RunPair) -> tuple[str, ...]:
     )
 
 
-def unmatched_launches(pair: RunPair, alignment: Alignment | None) -> list[str]:
-    """Return the launches without a partner, all of them where nothing was aligned."""
-    a, b = pair.a, pair.b
-    free_a = np.arange(len(a)) if alignment is None else np.flatnonzero(alignment.partner < 0)
-    free_b = np.arange(len(b))
-    if alignment is not None:
-        free_b = np.flatnonzero(alignment.back(len(b)) < 0)
+def unmatched_launches(pair: RunPair, ours: np.ndarray, theirs: np.ndarray) -> list[str]:
+    """Name the launches of either side that were compared with nothing.
+
+    Args:
+        pair: The two runs.
+        ours: Which launches of the candidate they are.
+        theirs: The same of the reference.
+    """
     out = []
-    for role, side, rows in (("candidate", a, free_a), ("reference", b, free_b)):
+    for role, side, lost in (("candidate", pair.a, ours), ("reference", pair.b, theirs)):
+        rows = np.flatnonzero(lost)
         out += [f"{role}: {_place(side, int(row))}" for row in rows[:MOST_LISTED]]
         if len(rows) > MOST_LISTED:
             out.append(f"{role}: and {len(rows) - MOST_LISTED} more")

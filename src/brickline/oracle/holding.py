@@ -19,7 +19,7 @@ from brickline.oracle.bounds import Kind, OpBound, OutputBound, kind_of, op_boun
 from brickline.oracle.calls import Call, NoExactForm, real_dtype, widen
 from brickline.oracle.ratios import Ratios, measure
 from brickline.oracle.widen import is_out_of_memory, unit_roundoff
-from brickline.verdicts import Verdict
+from brickline.verdict import Verdict
 
 WATCH, CULPRIT = 1.0, 2.0
 PROBED_CULPRIT = 8.0

@@ -18,9 +18,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from brickline.report.error_curve import ErrorCurve, error_curve, placed_name
+from brickline.report.error_curve import ErrorCurve, error_curve
 from brickline.report.figures import Column, Look, fitting_table, percent, plain_console
-from brickline.verdicts import GUILTY, DivergenceReport, Finding, Status, Verdict
+from brickline.verdict import GUILTY, LEAST_SHARE, DivergenceReport, Finding, Status, Verdict
 
 MAX_FINDINGS = 10
 """Rows of the table of findings."""
@@ -77,13 +77,15 @@ def render_divergence(report: DivergenceReport, look: Look, width: int) -> Rende
     """Return the report as something that rich prints."""
     blocks: list[RenderableType] = [
         _first_line(report, look),
-        _wrapped(look, headline(report), "bold"),
+        _wrapped(look, report.headline, "bold"),
     ]
     for block in (
+        _answers(report, look),
         _whys(report, look),
         _findings(report, look, width),
         _details(report, look),
         _curve(report, look, width),
+        _repair(report, look),
         _facts(report, look),
         _next_step(report, look, width),
     ):
@@ -92,22 +94,16 @@ def render_divergence(report: DivergenceReport, look: Look, width: int) -> Rende
     return Group(*blocks)
 
 
-def headline(report: DivergenceReport) -> str:
-    """Return the one sentence to act on: the report's own, or one from its first finding."""
-    if report.headline:
-        return report.headline
-    guilty = next((each for each in report.findings if each.verdict in GUILTY), None)
-    if guilty is not None:
-        word = "is wrong" if guilty.verdict is not Verdict.SUSPECT else "is the first suspect"
-        return f"{placed(guilty)} {word}" + (f": {guilty.cause}" if guilty.cause else "")
-    if report.status is Status.MATCHED:
-        return "Everything that was compared agrees, as far as rounding allows."
-    return report.diagnosis or "Nothing was shown either way."
-
-
 def _first_line(report: DivergenceReport, look: Look) -> Text:
     line = _wrapped(look, f"candidate {report.candidate} against reference {report.reference}: ")
     return line.append(str(report.status), style=STATUS_STYLES[report.status])
+
+
+def _answers(report: DivergenceReport, look: Look) -> list[RenderableType]:
+    return [
+        _hanging(question.capitalize(), 12, _wrapped(look, str(answer)))
+        for question, answer in report.answers.items()
+    ]
 
 
 def _whys(report: DivergenceReport, look: Look) -> list[RenderableType]:
@@ -129,11 +125,11 @@ def _finding_table(look: Look, title: str, shown: Sequence[Finding], width: int)
     widest = max(12, width // 2 - 2)
     backward = any(each.direction != "forward" for each in shown)
     columns: list[Column[Finding]] = [
-        Column("Finding", 0, lambda row: shorten(look.plain(placed(row)), widest, look), left=True),
+        Column("Finding", 0, lambda row: shorten(look.plain(row.title), widest, look), left=True),
         Column("Verdict", 1, lambda row: _verdict(look, row.verdict), left=True),
         Column("z", 2, lambda row: figure(row.z)),
         Column("Local error", 3, lambda row: error_figure(row.local_error)),
-        Column("Share", 4, lambda row: "" if row.share is None else share_figure(row.share)),
+        Column("Share", 4, lambda row: share_figure(row.share)),
         Column("Call", 5, _call),
         Column("Pass", 6, lambda row: row.direction if backward else "", left=True),
         Column("Output error", 7, lambda row: error_figure(row.propagated_error)),
@@ -165,14 +161,9 @@ def _details(report: DivergenceReport, look: Look) -> list[RenderableType]:
         lines = list(detail_lines(finding))
         if not lines:
             continue
-        blocks.append(_wrapped(look, placed(finding), VERDICT_STYLES.get(finding.verdict, "bold")))
+        blocks.append(_wrapped(look, finding.title, VERDICT_STYLES.get(finding.verdict, "bold")))
         blocks += [_labelled(look, label, text) for label, text in lines]
     return blocks
-
-
-def placed(finding: Finding) -> str:
-    """Return a finding's name, with its layer where the name does not tell it."""
-    return placed_name(finding.name, finding.layer_idx)
 
 
 def detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
@@ -181,6 +172,12 @@ def detail_lines(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "where", finding.where
     if finding.cause:
         yield "cause", finding.cause
+    if finding.source:
+        yield "source", finding.source
+    if finding.alternatives:
+        yield "or it is", ", ".join(finding.alternatives)
+    if like := [name for name in finding.members if name != finding.name]:
+        yield "like it", ", ".join(like)
     if finding.op and finding.op not in (finding.name, "output"):
         yield "op", finding.op
     if finding.reference_name and finding.reference_name != finding.name:
@@ -222,7 +219,7 @@ def _curve_lines(
             yield Text(f"{label:<{indent}}{drawn}", no_wrap=True, overflow="crop")
     at = curve.column(guilty.name, room, guilty.layer_idx) if guilty is not None else None
     if guilty is not None and at is not None:
-        yield _pointer(look, placed(guilty), indent + at, width)
+        yield _pointer(look, guilty.title, indent + at, width)
 
 
 def _pointer(look: Look, name: str, at: int, width: int) -> Text:
@@ -234,6 +231,13 @@ def _pointer(look: Look, name: str, at: int, width: int) -> Text:
     else:
         line = f"{shorten(name, max(at - 1, 1), look):>{at - 1}} {arrow}"
     return Text(line, style="red", no_wrap=True, overflow="crop")
+
+
+def _repair(report: DivergenceReport, look: Look) -> list[RenderableType]:
+    if not report.repair:
+        return []
+    lines = [f"{name}: {value}" for name, value in report.repair.items()]
+    return [look.text("Repair", "bold"), *_items(look, lines, MAX_FINDINGS)]
 
 
 def _facts(report: DivergenceReport, look: Look) -> list[RenderableType]:
@@ -358,8 +362,10 @@ def error_figure(value: float | None) -> str:
     return f"{value:.1e}" if value and math.isfinite(value) else f"{value:.0f}"
 
 
-def share_figure(value: float) -> str:
-    """Return a share as a percentage; one that is not a number as it is."""
+def share_figure(value: float | None) -> str:
+    """Return a share as a percentage; one that is not a number as it is, none where it is none."""
+    if value is None or abs(value) < LEAST_SHARE:
+        return ""
     if not math.isfinite(value):
         return str(value)
     return "> 99.9 %" if 0.9995 <= value < 1 else percent(value)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from brickline.verdicts import VerdictTable
+from brickline.verdict import VerdictTable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.:-=+*#"
@@ -96,16 +96,6 @@ def error_curve(table: VerdictTable, position: int | None) -> ErrorCurve:
     parts = [rows[place] for place in parts_of([row[0] for row in rows], [row[1] for row in rows])]
     names, _, layers, local, propagated = zip(*parts, strict=True) if parts else ((),) * 5
     return ErrorCurve(names, local, propagated, layers)
-
-
-def placed_name(name: str, layer: int | None) -> str:
-    """Return a name, with its layer where no part of the name is its number.
-
-    Example:
-        >>> placed_name("layers.3.up", 3), placed_name("RmsNorm", 3), placed_name("RmsNorm", None)
-        ('layers.3.up', 'RmsNorm (layer 3)', 'RmsNorm')
-    """
-    return name if layer is None or str(layer) in name.split(".") else f"{name} (layer {layer})"
 
 
 def parts_of(names: Sequence[str], ops: Sequence[str | None]) -> list[int]:

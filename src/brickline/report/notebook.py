@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from brickline.profile import Profile
 from brickline.report.divergence import (
     detail_lines,
     error_figure,
     figure,
-    headline,
-    placed,
     sentences,
     share_figure,
     shorten,
@@ -30,7 +28,7 @@ from brickline.report.html.divergence_page import ESTIMATED, is_estimated
 from brickline.report.text import DISABLED, EMPTY, notes
 from brickline.report.text import headline as profile_headline
 from brickline.stats import BrickStats
-from brickline.verdicts import CLEAN, GUILTY, DivergenceReport, Finding, Status
+from brickline.verdict import CLEAN, GUILTY, DivergenceReport, Finding, Status
 
 MAX_BRICKS = 12
 """Rows of the brick table."""
@@ -162,7 +160,9 @@ def divergence_html(report: DivergenceReport) -> str:
         :MAX_FINDINGS
     ]
     left = len(report.findings) - len(told)
-    blocks = [tag("p", *sides, status), tag("p", tag("b", headline(report)))]
+    blocks = [tag("p", *sides, status), tag("p", tag("b", report.headline))]
+    answers = [(question.capitalize(), str(answer)) for question, answer in report.answers.items()]
+    blocks += _pairs(answers)
     blocks += [_card(finding) for finding in told]
     if left:
         blocks.append(tag("p", f"and {_counted(left, 'more finding')}", kind="soft"))
@@ -170,8 +170,10 @@ def divergence_html(report: DivergenceReport) -> str:
     blocks += [tag("p", sentence) for sentence in sentences(report)]
     if is_estimated(report):
         blocks.append(tag("p", ESTIMATED, kind="soft"))
+    repair = [f"{name}: {value}" for name, value in (report.repair or {}).items()]
     for title, lines in (
         ("Why", report.whys),
+        ("Repair", repair),
         ("Not observed", report.coverage.notes),
         ("Without a partner", report.unmatched),
         ("Circumstances that differ", report.circumstances),
@@ -191,22 +193,27 @@ def _card(finding: Finding) -> Markup:
         ("z", figure(finding.z)),
         ("local error", error_figure(finding.local_error)),
         ("output error", error_figure(finding.propagated_error)),
-        ("share", "" if finding.share is None else share_figure(finding.share)),
+        ("share", share_figure(finding.share)),
         ("call", "" if finding.position is None else str(finding.position)),
         ("pass", finding.direction if finding.direction != "forward" else ""),
     ]
     measured = " · ".join(f"{label} {value}" for label, value in figures if value)
-    rows = [
-        tag("tr", tag("td", label, kind="soft"), tag("td", words, kind="left"))
-        for label, words in detail_lines(finding)
-    ]
     return tag(
         "div",
-        tag("p", name_of(placed(finding)), " ", tag("b", str(finding.verdict), kind=kind)),
+        tag("p", name_of(finding.title), " ", tag("b", str(finding.verdict), kind=kind)),
         *([tag("p", measured, kind="soft")] if measured else []),
-        *([tag("table", tag("tbody", *rows))] if rows else []),
+        *_pairs(detail_lines(finding)),
         kind=f"card {kind}",
     )
+
+
+def _pairs(lines: Iterable[tuple[str, str]]) -> list[Markup]:
+    """Return lines below each other, each with its label; no table where there is no line."""
+    rows = [
+        tag("tr", tag("td", label, kind="soft"), tag("td", words, kind="left"))
+        for label, words in lines
+    ]
+    return [tag("table", tag("tbody", *rows))] if rows else []
 
 
 def _curve(report: DivergenceReport) -> Iterator[Markup]:

@@ -63,9 +63,14 @@ class Logic:
     """Why nothing can be said."""
 
     @property
+    def limit(self) -> float:
+        """The largest error of right code."""
+        return max(FLOOR, MARGIN * self.noise)
+
+    @property
     def differs(self) -> bool:
         """Whether both sides compute different functions."""
-        return self.error is not None and self.error > max(FLOOR, MARGIN * self.noise)
+        return self.error is not None and self.error > self.limit
 
 
 def same_function(rerun: Rerun, inquiry: Inquiry) -> Logic:

@@ -1,4 +1,4 @@
-"""What is said of the logic: findings, and one line that is always there."""
+"""What is said of the logic: findings, and the answer that is always there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from brickline.checking.logic.functions import Logic
 from brickline.checking.stage import layer_of
-from brickline.verdicts import Finding, Verdict
+from brickline.verdict import Answer, Finding, Verdict
 
 DIFFERENT = "the two sides compute different functions"
 """How the reason begins where no module could be named."""
@@ -31,7 +31,7 @@ def logic_findings(
             continue
         evidence = {"float64_output_error": logic.error, "float64_noise": logic.noise}
         if not logic.modules:
-            reason = f"{DIFFERENT}: {logic_line([call])}; no single module could be named"
+            reason = f"{DIFFERENT}: {logic_answer([call])}; no single module could be named"
             return [Finding(display(""), Verdict.UNKNOWN, position=call.number, reason=reason)]
         return [
             Finding(
@@ -51,22 +51,21 @@ def logic_findings(
     return []
 
 
-def logic_line(calls: Iterable[Judged]) -> str | None:
-    """Say how far the outputs are apart in float64; None where nobody asked."""
-    known = [call for call in calls if call.logic is not None]
-    asked = [call for call in known if call.logic is not None and call.logic.error is not None]
-    if not asked:
-        problem = next((call.logic.problem for call in known if call.logic is not None), None)
-        return None if problem is None else f"not compared in float64: {problem}"
-    worst = max(asked, key=lambda call: (call.logic.error or 0.0) if call.logic else 0.0)
-    logic = worst.logic
-    assert logic is not None
+def logic_answer(calls: Iterable[Judged]) -> Answer:
+    """Say how far the outputs are apart in float64, in the call in which they are furthest."""
+    known = [(call.number, call.logic) for call in calls if call.logic is not None]
+    compared = [(number, logic) for number, logic in known if logic.error is not None]
+    if not compared:
+        problem = next((logic.problem for _, logic in known), None)
+        if problem is None:
+            return Answer.not_asked("no call was completed on both sides")
+        return Answer(f"not compared in float64: {problem}", shown=False)
+    number, logic = max(compared, key=lambda pair: (pair[1].error or 0.0) / pair[1].limit)
     if not logic.error:
-        return "in float64 the outputs are the same to the bit"
-    outputs = f"in float64 the outputs of call {worst.number}"
+        return Answer("in float64 the outputs are the same to the bit")
+    line = f"in float64 the outputs of call {number} differ by no more than rounding"
+    if logic.differs:
+        line = f"in float64 the outputs of call {number} differ"
     if math.isinf(logic.error):
-        return f"{outputs} are not finite in the same places, or one side's are all zero"
-    line = f"{outputs} differ by {logic.error:.2g}"
-    if logic.noise:
-        line += f", and those of right code by up to {logic.noise:.2g}"
-    return line
+        line = f"{line}: not finite in the same places, or one side's are all zero"
+    return Answer(line, logic.error, logic.limit)

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from brickline.report.divergence import headline, share_figure
+from brickline.report.divergence import share_figure
 from brickline.report.html.error_curves import curves_view
 from brickline.report.html.page import MAX_LINES, MAX_TEXT, PageOf, lines, named
 from brickline.report.html.verdict_rows import Texts, verdicts_view
-from brickline.verdicts import GUILTY, DivergenceReport, Finding, Verdict
+from brickline.verdict import GUILTY, Answer, DivergenceReport, Finding, Verdict
 
 SCRIPTS = ("verdicts.js", "curve.js", "findings.js", "divergence.js")
 STYLES = ("divergence.css",)
@@ -42,11 +42,13 @@ def divergence_document(report: DivergenceReport) -> dict[str, Any]:
         "status": str(report.status),
         "candidate": named(report.candidate),
         "reference": named(report.reference),
-        "headline": named(headline(report), MAX_TEXT),
+        "headline": named(report.headline, MAX_TEXT),
         "estimated": ESTIMATED if estimated else None,
         "final_error": report.final_error,
         "outputs": report.outputs,
         "noise_floor": report.noise_floor,
+        "answers": [_answer(question, answer) for question, answer in report.answers.items()],
+        "repair": _facts(report.repair or {}),
         "whys": _lines(report.whys),
         "next_command": report.next_command and named(report.next_command, 4 * MAX_TEXT),
         "parted": _parted(report),
@@ -89,6 +91,11 @@ def is_estimated(report: DivergenceReport) -> bool:
     )
 
 
+def _answer(question: str, answer: Answer) -> dict[str, Any]:
+    kind = "bad" if answer.exceeds else "good" if answer.shown else "warn"
+    return {"question": question.capitalize(), "kind": kind, "text": named(str(answer), MAX_TEXT)}
+
+
 # --- findings -------------------------------------------------------------------------------------
 
 
@@ -109,9 +116,12 @@ def _card(finding: Finding, estimated: bool) -> dict[str, Any]:
         "local_error": finding.local_error,
         "propagated_error": finding.propagated_error,
         "share": finding.share,
-        "share_text": None if finding.share is None else share_figure(finding.share),
+        "share_text": share_figure(finding.share) or None,
         "where": finding.where and named(finding.where, MAX_TEXT),
         "cause": finding.cause and named(finding.cause, MAX_TEXT),
+        "source": finding.source and named(finding.source, MAX_TEXT),
+        "alternatives": named(", ".join(finding.alternatives), MAX_TEXT),
+        "members": named(", ".join(finding.members), MAX_TEXT),
         "repro": _repro_command(finding),
         "reason": finding.reason and named(finding.reason, MAX_TEXT),
         "missing": [each for each in _FIGURES if not known[each] and known[each] != 0],

@@ -13,7 +13,7 @@ import numpy as np
 
 from brickline.report.error_curve import groups_of, parts_of, size_of
 from brickline.report.html.verdict_rows import Texts, rows_packed
-from brickline.verdicts import GUILTY, DivergenceReport, VerdictTable
+from brickline.verdict import GUILTY, DivergenceReport, VerdictTable
 
 MAX_CALLS = 32
 """Curves of a page: the calls of its findings, then the first, the last and those between."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from brickline.report.divergence import shorten
 from brickline.report.figures import Look
 from brickline.report.html.page import MAX_NAME, packed
-from brickline.verdicts import Verdict, VerdictTable
+from brickline.verdict import Verdict, VerdictTable
 
 MAX_ROWS = 20_000
 """Rows of the table of verdicts."""

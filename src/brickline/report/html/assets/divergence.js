@@ -18,6 +18,10 @@
       el("h1", { class: long }, plain(data.headline)));
   }
 
+  function answers() {
+    return el("dl", { class: "pairs answers" }, data.answers.map((each) => [el("dt", null, el("span", { class: `status ${each.kind}` }, each.question)), el("dd", null, plain(each.text))]));
+  }
+
   const times = (value) => Number(value.toPrecision(2)).toLocaleString("en-US");
   function overview() {
     const others = data.findings_count - data.guilty_count;
@@ -32,6 +36,7 @@
   }
 
   document.getElementById("main").append(masthead(), el("div", { class: "overview" }, overview()));
+  if (data.answers.length) document.getElementById("main").append(answers());
   if (data.texts_cut) document.getElementById("main").append(notice("info", `${count(data.texts_cut)} very long names are cut in their middle on this page.`));
 
   // --- sections -----------------------------------------------------------------------------
@@ -58,6 +63,7 @@
   }
 
   if (data.whys.of || data.parted.length) section({ id: "why", title: "Why", lead: "From what is seen to what causes it.", build: why });
+  if (data.repair.length) section({ id: "repair", title: "Repair", lead: "What makes the difference vanish.", build: (body) => body.append(el("dl", { class: "pairs" }, data.repair.map(([key, value]) => [el("dt", null, plain(key)), el("dd", { class: "mono" }, plain(value))]))) });
   if (data.next_command) section({ id: "next", title: "Next", lead: "What would prove it, or show more.", build: (body) => body.append(findings.command(data.next_command)) });
   if (data.findings_count) section({ id: "findings", title: "Findings", badge: count(data.findings_count), lead: "Ranked: what explains most of the final difference first.", build: (body) => findings.build(body, data) });
   if (data.depth.curves.length) section({ id: "depth", title: "Error over depth", lead: ["In the order of execution, on a logarithmic scale.", data.estimated].filter(Boolean).join(" "), build: (body) => curve.build(body, data) });

@@ -23,14 +23,14 @@ brickline.findings = (() => {
       z === null ? null : ["z", ratio(z), "1 is the most that rounding makes"],
       finding.local_error === null ? null : ["Local error", about(number(finding.local_error), finding.estimated), `added to its inputs' error${note}`],
       finding.propagated_error === null ? null : ["Output error", about(number(finding.propagated_error), finding.estimated), `against the other side${note}`],
-      share === null ? null : ["Share", finding.share_text, known(share) ? shareBar(share) : null, "of the final difference goes when it is repaired"],
+      finding.share_text === null ? null : ["Share", finding.share_text, known(share) ? shareBar(share) : null, "of the final difference goes when it is repaired"],
     ].filter(Boolean);
   }
 
   function card(finding, at) {
     const place = [finding.layer_idx === null ? null : `layer ${finding.layer_idx}`, call(finding) === "" ? null : `call ${call(finding)}`,
       finding.op && finding.op !== finding.name && finding.op !== "output" ? finding.op : null, finding.direction === "forward" ? null : finding.direction].filter(Boolean);
-    const lines = [["Where", finding.where], ["Held to", finding.held_to && finding.held_to !== finding.name ? finding.held_to : null], ["Brick", finding.brick],
+    const lines = [["Where", finding.where], ["Source", finding.source], ["Or it is", finding.alternatives], ["All that share it", finding.members], ["Held to", finding.held_to && finding.held_to !== finding.name ? finding.held_to : null], ["Brick", finding.brick],
       ["Note", finding.reason && !finding.missing.length ? finding.reason : null]].filter(([, text]) => text);
     return el("article", { class: `card finding ${kind(finding.verdict)}`, id: `finding-${at + 1}`, "aria-label": `Finding ${at + 1}` },
       el("header", null, el("span", { class: "rank", "aria-hidden": "true" }, String(at + 1)), el("div", null,

@@ -15,57 +15,34 @@ difference that nobody looks at. Knows reports only; how they come about is not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from brickline.accept_entries import (
+from brickline.verdict.accepted_entries import (
     ACCEPTABLE,
     NEEDS_ENTRY,
     Accepted,
     Given,
     key_of,
+    keys_of,
     load_accepted,
-    parse_accepted,
     size_of,
 )
-from brickline.accept_proposal import propose_accept, write_accept
-from brickline.verdicts import (
-    CLEAN,
-    GUILTY,
-    DivergenceReport,
-    Finding,
-    Status,
-    Verdict,
-    VerdictRow,
-    VerdictTable,
-)
-
-__all__ = [
-    "Accepted",
-    "apply_accepted",
-    "load_accepted",
-    "parse_accepted",
-    "propose_accept",
-    "unused_entries",
-    "write_accept",
-]
+from brickline.verdict.answer import Answer
+from brickline.verdict.finding import Finding
+from brickline.verdict.report import DivergenceReport
+from brickline.verdict.table import VerdictRow, VerdictTable
+from brickline.verdict.verdicts import GUILTY, Verdict
 
 
-def apply_accepted(
-    report: DivergenceReport,
-    accepted: Given | None,
-    *,
-    judge: Callable[[DivergenceReport], Status] | None = None,
-) -> DivergenceReport:
-    """Return the report with the accepted differences marked, and its status said anew.
+def apply_accepted(report: DivergenceReport, accepted: Given | None) -> DivergenceReport:
+    """Return the report with the accepted differences marked; its status follows from the rest.
 
     Args:
         report: What a check or a comparison found.
         accepted: Entries, or what `load_accepted` takes.
-        judge: Says the status of a report in which nothing is guilty any more. By default it is
-            matched only if coverage is complete, nothing is unmatched and every verdict is clean.
 
     Raises:
         AcceptError: if the entries cannot be understood.
@@ -74,19 +51,49 @@ def apply_accepted(
     if not entries:
         return report
     marked = [_mark(finding, report.verdicts, entries) for finding in report.findings]
-    order = {True: 0, False: 2}
-    ranked = sorted(
-        marked, key=lambda each: 1 if each.verdict is Verdict.ACCEPTED else order[_guilty(each)]
-    )
-    notes = (*report.coverage.notes, *unused_entries(report, entries))
+    rows = _mark_rows(report.verdicts, entries, marked)
+    findings = sorted((*marked, *_unnamed(rows, marked)), key=_rank)
     out = replace(
         report,
-        findings=tuple(ranked),
-        verdicts=_mark_rows(report.verdicts, entries, marked),
-        coverage=replace(report.coverage, notes=notes),
-        whys=(*report.whys, *_grown(ranked)),
+        findings=tuple(findings),
+        verdicts=rows,
+        coverage=replace(
+            report.coverage, notes=(*report.coverage.notes, *unused_entries(report, entries))
+        ),
+        whys=(*report.whys, *_grown(findings)),
     )
-    return _say_again(report, out, judge or _judge)
+    if out.guilty or not out.accepted:
+        return out
+    changes: dict[str, Any] = {
+        question: _excused(answer) for question, answer in out.answers.items()
+    }
+    changes |= dict.fromkeys(
+        ("next_command", "first_divergent_kernel", "expected_trace", "actual_trace")
+    )
+    return replace(out, diagnosis="", **changes)
+
+
+def _rank(finding: Finding) -> int:
+    if finding.is_guilty:
+        return 0
+    return 1 if finding.verdict is Verdict.ACCEPTED else 2
+
+
+def _unnamed(rows: VerdictTable, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Give a finding for each op with a guilty row that no guilty finding is about."""
+    named = _keys(finding for finding in findings if finding.is_guilty)
+    for row in rows:
+        if row.verdict in GUILTY and key_of(row) not in named:
+            named.add(key_of(row))
+            yield Finding(**row._asdict())
+
+
+def _excused(answer: Answer) -> Answer:
+    """Return an answer whose figure may be as large as accepted differences make it."""
+    if not answer.exceeds:
+        return answer
+    note = "; ".join(filter(None, (answer.note, "larger by accepted differences")))
+    return replace(answer, limit=None, note=note)
 
 
 def unused_entries(report: DivergenceReport, accepted: Given | None) -> tuple[str, ...]:
@@ -111,36 +118,40 @@ def unused_entries(report: DivergenceReport, accepted: Given | None) -> tuple[st
     return tuple(warnings)
 
 
-def _guilty(each: Finding | VerdictRow) -> bool:
-    return each.verdict in GUILTY
-
-
 def _entry_for(each: Finding | VerdictRow, entries: Sequence[Accepted]) -> Accepted | None:
     """Return the entry with the largest size among those that cover it."""
     fitting = [entry for entry in entries if entry.covers(each.name) or entry.covers(each.brick)]
     return max(fitting, key=lambda entry: entry.relative_l2, default=None)
 
 
-def _place(each: Finding | VerdictRow) -> tuple[Any, ...]:
-    return (*key_of(each), each.position, each.ordinal)
+def _keys(findings: Iterable[Finding]) -> set[tuple[Any, ...]]:
+    return {key for finding in findings for key in keys_of(finding)}
 
 
 def _mark(finding: Finding, rows: VerdictTable, entries: Sequence[Accepted]) -> Finding:
     entry = _entry_for(finding, entries)
     if entry is None or finding.verdict not in NEEDS_ENTRY - {Verdict.ACCEPTED}:
         return finding
-    sizes = [size_of(finding)]
+    sizes, keys = [size_of(finding)], keys_of(finding)
     # The finding tells of the first call in which it acts; it may grow in a later one.
-    same = [row for row in rows if key_of(row) == key_of(finding) and row.verdict in ACCEPTABLE]
+    same = [row for row in rows if key_of(row) in keys and row.verdict in ACCEPTABLE]
     sizes += [size for size in map(size_of, same) if size is not None]
     limits = {**finding.evidence, "accepted_relative_l2": entry.relative_l2}
-    refusal = _refusal(finding, sizes, entry)
+    refusal = _uncovered(finding, entries) or _refusal(finding, sizes, entry)
     if refusal is None:
         return replace(
             finding, verdict=Verdict.ACCEPTED, reason=entry.reason.strip(), evidence=limits
         )
     before = f"{finding.reason}; " if finding.reason else ""
     return replace(finding, reason=before + refusal, evidence=limits)
+
+
+def _uncovered(finding: Finding, entries: Sequence[Accepted]) -> str | None:
+    """Return why entries do not cover a finding that is about several modules."""
+    for name in finding.names[1:]:
+        if not any(entry.covers(name) for entry in entries):
+            return f"not accepted: it is about {name} as well, which no entry covers"
+    return None
 
 
 def _refusal(finding: Finding, sizes: Sequence[float | None], entry: Accepted) -> str | None:
@@ -163,15 +174,19 @@ def _refusal(finding: Finding, sizes: Sequence[float | None], entry: Accepted) -
 def _mark_rows(
     rows: VerdictTable, entries: Sequence[Accepted], findings: Sequence[Finding]
 ) -> VerdictTable:
-    failed = {key_of(each) for each in findings if _guilty(each)}
-    own = {_place(each) for each in findings if each.verdict is Verdict.ACCEPTED}
+    failed = _keys(finding for finding in findings if finding.is_guilty)
+    own = {
+        (*key, finding.position, finding.ordinal)
+        for finding in findings
+        if finding.verdict is Verdict.ACCEPTED
+        for key in keys_of(finding)
+    }
     verdicts = []
     for row in rows:
         entry = _entry_for(row, entries) if row.verdict in ACCEPTABLE else None
         size = size_of(row)
-        fits = entry is not None and (
-            _place(row) in own if size is None else size <= entry.relative_l2
-        )
+        place = (*key_of(row), row.position, row.ordinal)
+        fits = entry is not None and (place in own if size is None else size <= entry.relative_l2)
         verdicts.append(Verdict.ACCEPTED if fits and key_of(row) not in failed else row.verdict)
     return VerdictTable({**rows.columns, "verdict": verdicts})
 
@@ -180,58 +195,5 @@ def _grown(findings: Sequence[Finding]) -> list[str]:
     return [
         f"{each.name} {each.reason}"
         for each in findings
-        if _guilty(each) and "accepted_relative_l2" in each.evidence
+        if each.is_guilty and "accepted_relative_l2" in each.evidence
     ]
-
-
-def _judge(report: DivergenceReport) -> Status:
-    clean = all(each.verdict in CLEAN for each in (*report.findings, *report.verdicts))
-    shown = clean and report.coverage.complete and not report.unmatched
-    return Status.MATCHED if shown else Status.INCONCLUSIVE
-
-
-def _say_again(
-    before: DivergenceReport,
-    after: DivergenceReport,
-    judge: Callable[[DivergenceReport], Status],
-) -> DivergenceReport:
-    """Return the report with a status, a headline and a first kernel that fit its findings."""
-    newly = [each for each in after.findings if each.verdict is Verdict.ACCEPTED]
-    changed = after.verdicts.columns != before.verdicts.columns or any(
-        each not in before.findings for each in newly
-    )
-    if not changed:
-        return after
-    top = next((each for each in after.findings if _guilty(each)), None)
-    if top is None and not any(_guilty(row) for row in after.verdicts):
-        status = before.status if before.status is Status.MATCHED else judge(after)
-        headline = _headline_of_accepted(newly, status)
-        return replace(
-            after,
-            status=status,
-            headline=headline,
-            diagnosis=headline,
-            next_command=None,
-            first_divergent_kernel=None,
-            expected_trace=None,
-            actual_trace=None,
-        )
-    first = next((each for each in before.findings if _guilty(each)), None)
-    if top is None or first is None or top.name == first.name:
-        return replace(after, status=Status.DIVERGED)
-    return replace(after, status=Status.DIVERGED, headline=_headline_of_guilty(top, newly))
-
-
-def _headline_of_accepted(accepted: Sequence[Finding], status: Status) -> str:
-    differences = f"{len(accepted)} accepted difference{'s' * (len(accepted) != 1)}"
-    largest = max((size for size in map(size_of, accepted) if size is not None), default=None)
-    size = "" if largest is None else f" (largest relative L2 {largest:.2g})"
-    rest = "nothing else differs" if status is Status.MATCHED else "the rest was not shown to match"
-    return f"{differences}{size}; {rest}"
-
-
-def _headline_of_guilty(top: Finding, accepted: Sequence[Finding]) -> str:
-    word = "the culprit" if top.verdict is not Verdict.SUSPECT else "the suspect"
-    about = ": ".join(part for part in (top.cause, top.where) if part)
-    more = f"; {len(accepted)} other accepted" if accepted else ""
-    return f"{top.name} is {word}{f' - {about}' if about else ''}{more}"

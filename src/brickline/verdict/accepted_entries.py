@@ -1,6 +1,6 @@
 """Entries of accepted differences: read, checked, and matched with names.
 
-Owns the form of the file, which `brickline.accept` shows. What an entry does to a report is not
+Owns the form of the file, which `accepted` shows. What an entry does to a report is not
 known here.
 """
 
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from brickline.errors import AcceptError
-from brickline.verdicts import Finding, Verdict, VerdictRow
+from brickline.verdict.finding import Finding
+from brickline.verdict.table import VerdictRow
+from brickline.verdict.verdicts import Verdict
 
 ACCEPTABLE = frozenset(
     {Verdict.CULPRIT, Verdict.SUSPECT, Verdict.STRUCTURAL, Verdict.NONDETERMINISTIC}
@@ -188,6 +190,11 @@ def size_of(each: Finding | VerdictRow) -> float | None:
     return each.propagated_error if each.local_error is None else each.local_error
 
 
-def key_of(each: Finding | VerdictRow) -> tuple[Any, ...]:
-    """Return what a finding and the rows of the same op have in common."""
-    return (each.name, each.op, each.direction)
+def key_of(row: VerdictRow) -> tuple[Any, ...]:
+    """Return which op a row is about."""
+    return (row.name, row.op, row.direction)
+
+
+def keys_of(finding: Finding) -> set[tuple[Any, ...]]:
+    """Return the same of the rows that a finding is about."""
+    return {(name, finding.op, finding.direction) for name in finding.names}

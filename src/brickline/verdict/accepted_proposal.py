@@ -1,6 +1,6 @@
 """A proposal of accepted differences, from what a check found, for a person to go through.
 
-Writes the form that `accept_entries` reads.
+Writes the form that `accepted_entries` reads.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from brickline.accept_entries import NEEDS_ENTRY, Accepted, fits_name, key_of, size_of
 from brickline.errors import AcceptError
-from brickline.verdicts import DivergenceReport, Finding, Verdict
+from brickline.verdict.accepted_entries import (
+    NEEDS_ENTRY,
+    Accepted,
+    fits_name,
+    key_of,
+    keys_of,
+    size_of,
+)
+from brickline.verdict.finding import Finding
+from brickline.verdict.report import DivergenceReport
+from brickline.verdict.verdicts import Verdict
 
 
 def propose_accept(report: DivergenceReport) -> str:
@@ -28,9 +38,11 @@ def propose_accept(report: DivergenceReport) -> str:
         "# relative_l2 is the largest accepted error of the brick's own; beyond it, it fails.",
     ]
     sizes: dict[str, list[Finding]] = {}
-    for finding in report.findings:
-        if finding.verdict in NEEDS_ENTRY:
-            sizes.setdefault(_family(finding, report), []).append(finding)
+    needed = [finding for finding in report.findings if finding.verdict in NEEDS_ENTRY]
+    blamed = {name for finding in needed for name in finding.names}
+    for finding in needed:
+        for name in finding.names:
+            sizes.setdefault(_family(name, blamed, report), []).append(finding)
     for brick, findings in sizes.items():
         lines += ["", *_proposal(brick, findings, report)]
     if not sizes:
@@ -59,16 +71,15 @@ def write_accept(
     return target
 
 
-def _family(finding: Finding, report: DivergenceReport) -> str:
-    """Return the finding's name, with ``*`` for the layer where all such bricks are to blame."""
-    parts = finding.name.split(".")
+def _family(name: str, blamed: AbstractSet[str], report: DivergenceReport) -> str:
+    """Return a name, with ``*`` for the layer where all such bricks are to blame."""
+    parts = name.split(".")
     numbered = [index for index, part in enumerate(parts) if part.isdigit()]
     plain = ".".join(_escaped(part) for part in parts)
     if not numbered:
         return plain
     glob = [_escaped(part) for part in parts]
     glob[numbered[0]] = "*"
-    blamed = {each.name for each in report.findings if each.verdict in NEEDS_ENTRY}
     everyone = {row.name for row in report.verdicts if fits_name(glob, row.name.split("."))}
     return ".".join(glob) if len(everyone) > 1 and everyone <= blamed else plain
 
@@ -78,8 +89,8 @@ def _escaped(part: str) -> str:
 
 
 def _proposal(brick: str, findings: Sequence[Finding], report: DivergenceReport) -> list[str]:
-    names = {key_of(each) for each in findings}
-    same = [row for row in report.verdicts if key_of(row) in names and row.verdict in NEEDS_ENTRY]
+    keys = {key for finding in findings for key in keys_of(finding)}
+    same = [row for row in report.verdicts if key_of(row) in keys and row.verdict in NEEDS_ENTRY]
     sizes = [*map(size_of, findings), *map(size_of, same)]
     measured = [size for size in sizes if size is not None]
     finite = [size for size in measured if math.isfinite(size)]
