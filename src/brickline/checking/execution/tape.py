@@ -58,8 +58,8 @@ class Frame:
     """Values that it was called with."""
     returned: tuple[int, ...] = ()
     """Values that it returned with."""
-    steps: int = 0
-    """Operations of its own so far."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Operations of its own so far, by name."""
 
     def line(self) -> Iterator[Frame]:
         """Yield the frame, its caller, the caller's caller…"""
@@ -77,7 +77,7 @@ class Step:
     name: str
     frame: Frame
     ordinal: int
-    """Number among the frame's own operations."""
+    """Number among the frame's own operations of this name."""
     source: tuple[str, int] | None = None
     """File and line of the code that asked for it."""
     func: Any = None
@@ -234,7 +234,7 @@ class Tape(Widened):
             len(self.steps),
             name,
             frame,
-            frame.steps,
+            frame.counts[name],
             _source(),
             func,
             templates[0],
@@ -242,7 +242,7 @@ class Tape(Widened):
             tuple(dict.fromkeys(inputs)),
             moves=is_view(func) or name in RESHAPING,
         )
-        frame.steps += 1
+        frame.counts[name] += 1
         self.steps.append(step)
         return step
 
@@ -332,11 +332,12 @@ class Tape(Widened):
             len(self.steps),
             READ,
             frame,
-            frame.steps,
+            frame.counts[READ],
             inputs=(base, *(index for index, _ in later)),
             moves=True,
             geometries=(own, *(place for _, place in later), own),
         )
+        frame.counts[READ] += 1
         self.steps.append(step)
         index = len(self.values)
         self._keep(index, step, tensor)

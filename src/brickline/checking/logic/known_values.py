@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
@@ -28,8 +28,12 @@ class KnownValues:
         """
         self.tape = tape
         self.values = tape.values
-        others = {} if moved is None else {_place(value): value for value in moved.values}
-        self.tolerances = [_tolerance(value, others.get(_place(value))) for value in tape.values]
+        others = {} if moved is None else dict(zip(_places(moved), moved.values, strict=True))
+        self._places = _places(tape)
+        self.tolerances = [
+            _tolerance(value, others.get(place))
+            for value, place in zip(tape.values, self._places, strict=True)
+        ]
         self._informative: dict[int, bool] = {}
         self._readers: dict[int, list[int]] | None = None
         self._after: dict[int, frozenset[int]] = {}
@@ -38,15 +42,12 @@ class KnownValues:
         """Return another tape of the same call with the tolerances of this one."""
         other = object.__new__(KnownValues)
         other.tape, other.values = tape, tape.values
-        known = {_place(value): self.tolerances[value.index] for value in self.values}
-        other.tolerances = [
-            self.tolerances[value.index]
-            if value.index < len(self.values) and self.values[value.index].step is value.step
-            else known.get(_place(value), 0.0)
-            for value in tape.values
-        ]
+        same = len(tape.values) == len(self.values) and tape.steps is self.tape.steps
+        other._places = self._places if same else _places(tape)
+        known = dict(zip(self._places, self.tolerances, strict=True))
+        other.tolerances = [known.get(place, 0.0) for place in other._places]
         other._informative, other._after = {}, {}
-        other._readers = self._readers if len(tape.values) == len(self.values) else None
+        other._readers = self._readers if same else None
         return other
 
     def informative(self, index: int) -> bool:
@@ -130,10 +131,19 @@ def is_plain_copy(tape: Tape, value: Value) -> bool:
     return tape.values[step.inputs[0]].shape.numel() == value.shape.numel()
 
 
-def _place(value: Value) -> tuple[object, ...]:
-    """Return what is the same of a value in every run of the same call."""
-    step = value.step
-    return step.frame.path, step.frame.call, step.ordinal, step.name, value.out, value.name
+def _places(tape: Tape) -> list[tuple[object, ...]]:
+    """Return what is the same of each value in every run of the same call.
+
+    Operations are counted by name: where a weight is wide already, code casts it once less.
+    """
+    counts: Counter[tuple[object, ...]] = Counter()
+    places: list[tuple[object, ...]] = []
+    for value in tape.values:
+        step = value.step
+        place = (step.frame.path, step.frame.call, step.name, value.out, value.name)
+        places.append((*place, counts[place]))
+        counts[place] += 1
+    return places
 
 
 def _tolerance(value: Value, moved: Value | None) -> float:

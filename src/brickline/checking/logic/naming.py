@@ -98,8 +98,10 @@ def _is_odd_weight(search: Search, index: int) -> bool:
         for other in search.ours.values
         if other.step.name == WEIGHT and other.index != index and family_of(other.name) == family
     ]
-    known = (search.explained.get(other) is not None for other in siblings)
-    return not siblings or any(known)
+    return not siblings or any(
+        search.explained.get(other) is not None or search.bank.parts(search.ours.values[other].flat)
+        for other in siblings
+    )
 
 
 def holder_of(weight: str) -> str:
