@@ -10,8 +10,8 @@ from hand_made_launches import Launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brickline.comparison.align import Alignment, align
-from brickline.comparison.ordering import longest_increasing
+from brickline.align.sequences import longest_increasing
+from brickline.comparison.pairing import Alignment, align
 from brickline.comparison.sides import Side, Vocabulary
 
 OPS = ("aten.mm.default", "aten.add.Tensor", "aten.view.default", "aten.mul.Tensor")

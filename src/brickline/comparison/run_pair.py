@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
+from brickline.comparison.pairing import Alignment
 from brickline.comparison.sides import FLAT, OP, Side
 from brickline.runs import Run
 

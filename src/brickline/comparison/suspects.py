@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.doubts import Doubts
+from brickline.align.keys import Ints, hashed
+from brickline.align.sequences import Bools
+from brickline.comparison.alternatives import Alternatives
 from brickline.comparison.envelope import unit_roundoff
-from brickline.comparison.likeness import first_parameters, multiplies
 from brickline.comparison.limits import LEAN_LIMIT
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import FLAT, PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.sides import FLAT, PARAMETER_INDEX, Side
+from brickline.comparison.similarity import first_parameters, multiplies
 from brickline.comparison.triage import GRAD, IN, LEAF, OUT, Units
 
 BESIDE = 2.0
@@ -124,11 +126,11 @@ def find_suspects(
     marked |= open_to_blame & (biased | peaked) & ~units.foreign
     if a.has_failures or b.has_failures:  # what nobody saw may be brickline's own doing
         marked &= units.known & ~units.blind
-    doubts = Doubts(a, b, alignment, found, units)
+    alternatives = Alternatives(a, b, alignment, found, units)
     out: list[Suspect] = []
     spared: list[Spared] = []
     for unit in np.flatnonzero(marked).tolist():
-        reason = doubts.of(unit)
+        reason = alternatives.of(unit)
         if reason:
             spared.append(Spared(unit, reason))
             continue
@@ -147,7 +149,7 @@ def find_suspects(
             if units.mode[unit] == IN:
                 suspect.row = _maker(a, alignment, units, suspect)
             if units.foreign[unit]:
-                suspect.row = doubts.blamed(suspect.row)
+                suspect.row = alternatives.blamed(suspect.row)
             out.append(suspect)
         if len(out) >= 64 * MOST:
             break

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
+from brickline.align.keys import Ints, hashed
+from brickline.align.sequences import Bools
 from brickline.comparison.directions import Directions
 from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
 from brickline.comparison.limits import (
@@ -33,8 +34,9 @@ from brickline.comparison.limits import (
     roundings_of,
 )
 from brickline.comparison.operands import Differences, Floats
+from brickline.comparison.pairing import Alignment
 from brickline.comparison.scopes import Scope, running_largest
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 LEAF, IN, OUT, GRAD = 0, 1, 2, 3
 HANDED = 2.0
