@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from brickline.comparison.comparing import compare
 from brickline.comparison.operands import measure
 from brickline.comparison.pairing import align
-from brickline.comparison.reporting import first_difference, identical_prefix
+from brickline.comparison.report.report import first_difference, identical_prefix
 from brickline.comparison.sides import Vocabulary
 from brickline.errors import NotARun, UsageError
 from brickline.verdicts import DivergenceReport, Status, Verdict

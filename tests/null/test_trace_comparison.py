@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brickline.checksums import KernelChecksum
-from brickline.comparison.traces import compare_traces, first_divergence
+from brickline.comparison.traces.comparison import compare_traces, first_divergence
 from brickline.errors import UsageError
 from brickline.traces import KernelTrace
 from brickline.verdicts import DivergenceReport, Status, Verdict

@@ -19,8 +19,8 @@ from torch import nn
 
 from brickline.comparison.comparing import Given, compare, opened
 from brickline.comparison.pairing import Alignment, align
-from brickline.comparison.reporting import REPLAY
-from brickline.comparison.run_pair import name_of
+from brickline.comparison.report.report import REPLAY
+from brickline.comparison.report.run_pair import name_of
 from brickline.comparison.sides import OP, PARAMETER_INDEX, Side, Vocabulary, side_from_run
 from brickline.errors import RunError
 from brickline.fingerprints import Fingerprint

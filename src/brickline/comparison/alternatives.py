@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from brickline.align.keys import Ints
 from brickline.comparison.operands import Differences, moved
 from brickline.comparison.pairing import Alignment
-from brickline.comparison.places import scale_of_difference
+from brickline.comparison.report.places import scale_of_difference
 from brickline.comparison.sides import PARAMETER_INDEX, Side
 from brickline.comparison.similarity import NEAR
 from brickline.comparison.triage import GRAD, LEAF, Units

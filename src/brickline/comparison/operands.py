@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from brickline.align.keys import Ints, hashed
 from brickline.align.sequences import Bools
-from brickline.comparison.envelope import is_discrete, unit_roundoff
 from brickline.comparison.fingerprint_columns import relative_distances, same_bits
 from brickline.comparison.fused import fused_differences
 from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.envelope import is_discrete, unit_roundoff
 from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Side
 from brickline.comparison.similarity import NEAR, multiplies
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from brickline.align.keys import Ints
 from brickline.align.sequences import Bools
-from brickline.comparison.directions import Directions
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.directions import Directions
 from brickline.comparison.sides import PARAMETER_INDEX, Side
 from brickline.comparison.weights import cleared_by_weights
 

@@ -16,10 +16,10 @@ import numpy as np
 from brickline.align.keys import Ints, hashed
 from brickline.align.sequences import Bools
 from brickline.comparison.alternatives import Alternatives
-from brickline.comparison.envelope import unit_roundoff
-from brickline.comparison.limits import LEAN_LIMIT
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.envelope import unit_roundoff
+from brickline.comparison.rounding.limits import LEAN_LIMIT
 from brickline.comparison.sides import FLAT, PARAMETER_INDEX, Side
 from brickline.comparison.similarity import first_parameters, multiplies
 from brickline.comparison.triage import GRAD, IN, LEAF, OUT, Units

@@ -23,9 +23,11 @@ import numpy as np
 
 from brickline.align.keys import Ints, hashed
 from brickline.align.sequences import Bools
-from brickline.comparison.directions import Directions
-from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
-from brickline.comparison.limits import (
+from brickline.comparison.operands import Differences, Floats
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.directions import Directions
+from brickline.comparison.rounding.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
+from brickline.comparison.rounding.limits import (
     GLUE_LIMIT,
     STATELESS,
     fan_in_of,
@@ -33,8 +35,6 @@ from brickline.comparison.limits import (
     limits_of,
     roundings_of,
 )
-from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.pairing import Alignment
 from brickline.comparison.scopes import Scope, running_largest
 from brickline.comparison.sides import PARAMETER_INDEX, Side
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from brickline.align.keys import Ints
 from brickline.align.sequences import Bools
-from brickline.comparison.envelope import unit_roundoff
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.envelope import unit_roundoff
 from brickline.comparison.sides import PARAMETER_INDEX, Side
 from brickline.comparison.similarity import multiplies
 

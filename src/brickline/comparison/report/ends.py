@@ -15,7 +15,7 @@ from brickline.align.keys import Ints, hashed
 from brickline.align.sequences import Bools
 from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.pairing import Alignment
-from brickline.comparison.run_pair import launch_name
+from brickline.comparison.report.run_pair import launch_name
 from brickline.comparison.sides import (
     FLAT,
     MOST_ARGUMENTS,

@@ -21,10 +21,10 @@ import numpy as np
 
 from brickline.align.keys import Ints
 from brickline.align.sequences import Bools
-from brickline.comparison.envelope import UNIT_ROUNDOFF, unit_roundoff
 from brickline.comparison.fingerprint_columns import CHUNK, FingerprintColumns
-from brickline.comparison.limits import is_lean
 from brickline.comparison.operands import Differences, Floats
+from brickline.comparison.rounding.envelope import UNIT_ROUNDOFF, unit_roundoff
+from brickline.comparison.rounding.limits import is_lean
 from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 COARSE = UNIT_ROUNDOFF["float16"]

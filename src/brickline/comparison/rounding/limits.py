@@ -10,8 +10,8 @@ import numpy as np
 
 from brickline.align.keys import Ints
 from brickline.align.sequences import Bools
-from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_LEAF, ROUNDINGS_NORM
 from brickline.comparison.operands import Differences, Floats
+from brickline.comparison.rounding.envelope import ROUNDINGS_GLUE, ROUNDINGS_LEAF, ROUNDINGS_NORM
 from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 LEAN_LIMIT = 3.0
