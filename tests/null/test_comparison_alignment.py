@@ -66,6 +66,13 @@ def test_insertions_and_deletions_survive(names: list[str], data: Any) -> None:
             assert alignment.partner[row] == number
 
 
+def test_one_launch_more_and_one_less_shift_nothing() -> None:
+    sequence = [("aten.mm.default", number) for number in range(4)]
+    changed = [("aten.mm.default", 1000), *sequence[:3]]
+    _, _, alignment = aligned(launches_of(changed), launches_of(sequence))
+    assert alignment.partner.tolist()[1:] == [0, 1, 2]
+
+
 @settings(max_examples=60, deadline=None)
 @given(SEQUENCES, SEQUENCES)
 def test_unrelated_sequences_never_cross(one: list[str], two: list[str]) -> None:

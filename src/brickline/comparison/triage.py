@@ -11,8 +11,8 @@ that both runs fingerprinted::
 
 Each has a difference at its end (`target`) and the largest at its beginnings (`source`). Rounding
 explains `envelope`. `ratio` is the target to what source and envelope explain together; a suspect
-stands out from 1, and from the same unit in other layers. `bias_ratio` and `peak_ratio` say the
-same of the part of a difference that has a direction. Knows nothing of tensors' contents.
+exceeds its limit, and the same unit in other layers. `bias_ratio` and `peak_ratio` say the same of
+the part of a difference that has a direction. Knows nothing of tensors' contents.
 """
 
 from __future__ import annotations
