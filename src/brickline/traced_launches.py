@@ -1,7 +1,7 @@
 """TracedLaunches: the calls of `BrickProfiler` that record launches and compare them.
 
-Writing is the matter of `traces`, reading of `trace_sides`, comparing of `trace_comparison`; what
-reads tensors is loaded when it is first used.
+`traces` writes, `comparison` reads and compares; what reads tensors is loaded when it is first
+used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from brickline.timers import checked_count
 from brickline.traces import KernelTrace, Traces
 
 if TYPE_CHECKING:
+    from brickline.comparison.traces.sides import TraceSide
     from brickline.device.base import Clock
-    from brickline.trace_sides import TraceSide
     from brickline.verdict import DivergenceReport
 
 
@@ -142,7 +142,7 @@ class TracedLaunches:
         Raises:
             UsageError: if the reference is of another kind.
         """
-        from brickline.trace_comparison import compare_traces
+        from brickline.comparison.traces.comparison import compare_traces
 
         return compare_traces(self._trace_side(), _side_of(reference))
 
@@ -181,7 +181,7 @@ class TracedLaunches:
             return []
         rows = part.traces
         chosen = (rows["has_checksums"] & 2 != 0) & (rows["trace"] > self.traces.checksums_from)
-        from brickline.trace_sides import traces_from_part
+        from brickline.comparison.traces.sides import traces_from_part
 
         return [
             KernelChecksum(
@@ -198,7 +198,7 @@ class TracedLaunches:
         None says that no difference was found among the launches that both have, be it none at
         all; `compare` says what was compared.
         """
-        from brickline.trace_comparison import first_divergence
+        from brickline.comparison.traces.comparison import first_divergence
 
         known = reference.get_checksums() if isinstance(reference, TracedLaunches) else reference
         return first_divergence(self.get_checksums(), known)
@@ -208,7 +208,7 @@ class TracedLaunches:
         self.traces.forget_checksums()
 
     def _kernel_traces(self, layer: int | None = None) -> list[KernelTrace]:
-        from brickline.trace_sides import traces_from_part
+        from brickline.comparison.traces.sides import traces_from_part
 
         part = self._part()
         if part is None:
@@ -216,7 +216,7 @@ class TracedLaunches:
         return traces_from_part(part, None if layer is None else part.traces["layer"] == layer)
 
     def _trace_side(self) -> TraceSide:
-        from brickline.trace_sides import side_from_parts
+        from brickline.comparison.traces.sides import side_from_parts
 
         part, note = self._part(), ""
         if not self.is_enabled() and part is None:
@@ -225,7 +225,7 @@ class TracedLaunches:
 
 
 def _side_of(reference: TracedLaunches | Run | Iterable[KernelTrace]) -> Any:
-    from brickline.trace_sides import side_from_parts
+    from brickline.comparison.traces.sides import side_from_parts
 
     if isinstance(reference, TracedLaunches):
         return reference._trace_side()

@@ -20,7 +20,7 @@ EXTRAS = {"torch", "cuda", "triton", "textual", "duckdb", "opentelemetry", "ray"
 LOOKING = {"profile", "profile_checks", "profile_rows", "profile_tables", "node_table", "nodes"}
 LOOKING |= {"stats", "histogram", "roofline", "budgets", "report", "export"}
 LOOKING |= {"query", "query_views", "regressions", "student"}
-TRACED = {"launch_traces", "trace_comparison", "trace_sides"}
+TRACED = {"launch_traces", "comparison"}
 """What a profiler loads when a launch is traced or compared: these read tensors with NumPy."""
 
 
@@ -137,6 +137,11 @@ def test_the_rooms_of_the_profiler_do_not_know_it_or_runs(module: str) -> None:
 )
 def test_runs_know_neither_who_writes_nor_who_looks(module: str) -> None:
     assert not rooms(module) & {"profiler", "profile", "report", "device", "stats", "peaks"}
+
+
+@pytest.mark.parametrize("module", in_rooms("align"))
+def test_what_belongs_together_is_told_without_runs_and_tensors(module: str) -> None:
+    assert rooms(module) <= {"align", "errors"}
 
 
 def test_the_profiler_looks_only_when_asked() -> None:

@@ -10,10 +10,10 @@ from hand_made_launches import Decoder, Launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brickline.comparison.align import align
 from brickline.comparison.comparing import compare
 from brickline.comparison.operands import measure
-from brickline.comparison.reporting import first_difference, identical_prefix
+from brickline.comparison.pairing import align
+from brickline.comparison.report.report import first_difference, identical_prefix
 from brickline.comparison.sides import Vocabulary
 from brickline.errors import NotARun, UsageError
 from brickline.verdict import DivergenceReport, Status, Verdict

@@ -10,8 +10,8 @@ from hand_made_launches import Launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brickline.comparison.align import Alignment, align
-from brickline.comparison.ordering import longest_increasing
+from brickline.align.sequences import longest_increasing
+from brickline.comparison.pairing import Alignment, align
 from brickline.comparison.sides import Side, Vocabulary
 
 OPS = ("aten.mm.default", "aten.add.Tensor", "aten.view.default", "aten.mul.Tensor")
@@ -64,6 +64,13 @@ def test_insertions_and_deletions_survive(names: list[str], data: Any) -> None:
     for row, number in enumerate(origin):
         if number >= 0:
             assert alignment.partner[row] == number
+
+
+def test_one_launch_more_and_one_less_shift_nothing() -> None:
+    sequence = [("aten.mm.default", number) for number in range(4)]
+    changed = [("aten.mm.default", 1000), *sequence[:3]]
+    _, _, alignment = aligned(launches_of(changed), launches_of(sequence))
+    assert alignment.partner.tolist()[1:] == [0, 1, 2]
 
 
 @settings(max_examples=60, deadline=None)

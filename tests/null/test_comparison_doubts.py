@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hand_made_launches import Array, Launches
 
-from brickline.comparison.align import align
 from brickline.comparison.comparing import compare
+from brickline.comparison.pairing import align
 from brickline.comparison.sides import Vocabulary
 from brickline.verdict import DivergenceReport, Status, Verdict
 

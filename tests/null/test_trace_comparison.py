@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brickline.checksums import KernelChecksum
+from brickline.comparison.traces.comparison import compare_traces, first_divergence
 from brickline.errors import UsageError
-from brickline.trace_comparison import compare_traces, first_divergence
 from brickline.traces import KernelTrace
 from brickline.verdict import DivergenceReport, Status, Verdict
 

@@ -15,9 +15,9 @@ import pytest
 
 from brickline import BrickProfiler, KernelTrace, Run, abi
 from brickline.checksums import KernelChecksum, fnv1a_f32
+from brickline.comparison.traces.comparison import compare_traces
 from brickline.errors import CountError, RunError, UsageError
 from brickline.fingerprints import fingerprint
-from brickline.trace_comparison import compare_traces
 from brickline.traces import FINGERPRINT_BYTES, MOST_WAITING, Operand, Traces
 from brickline.verdict import DivergenceReport
 

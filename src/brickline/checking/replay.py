@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from brickline.comparison.align import Alignment, align
 from brickline.comparison.comparing import Given, compare, opened
-from brickline.comparison.reporting import REPLAY
-from brickline.comparison.run_pair import name_of
+from brickline.comparison.pairing import Alignment, align
+from brickline.comparison.report.report import REPLAY
+from brickline.comparison.report.run_pair import name_of
 from brickline.comparison.sides import OP, PARAMETER_INDEX, Side, Vocabulary, side_from_run
 from brickline.errors import RunError
 from brickline.fingerprints import Fingerprint

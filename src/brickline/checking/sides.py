@@ -17,7 +17,7 @@ from brickline.checking.endings import words_of
 from brickline.checking.execution.wide_memory import WideMemory
 from brickline.checking.masks import as_added
 from brickline.checking.performance import parameters_by_storage
-from brickline.checking.snapshot import RandomState, State, snapshot, tensors_in
+from brickline.checking.snapshot import RandomState, snapshot, tensors_in
 from brickline.checking.stage import Stage
 from brickline.checking.weights import WeightMap
 from brickline.errors import UsageError

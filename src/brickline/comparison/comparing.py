@@ -11,17 +11,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from brickline.comparison.align import align
 from brickline.comparison.conditions import differing_circumstances, uses_tf32
-from brickline.comparison.directions import directions_of
-from brickline.comparison.envelope import UNIT_ROUNDOFF
-from brickline.comparison.judging import judge
 from brickline.comparison.operands import measure
-from brickline.comparison.reporting import Report
-from brickline.comparison.run_pair import RunPair, label_of, problems_of, unmatched_launches
+from brickline.comparison.pairing import align
+from brickline.comparison.report.report import Report
+from brickline.comparison.report.run_pair import RunPair, label_of, problems_of, unmatched_launches
+from brickline.comparison.rounding.directions import directions_of
+from brickline.comparison.rounding.envelope import UNIT_ROUNDOFF
 from brickline.comparison.sides import MODULE, OP, Vocabulary, modules_alone, side_from_run
 from brickline.comparison.suspects import find_suspects
 from brickline.comparison.triage import units_of
+from brickline.comparison.verdicts import judge
 from brickline.errors import UsageError
 from brickline.run.failures import is_failure
 from brickline.runs import Run

@@ -15,10 +15,10 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.likeness import NEAR
-from brickline.comparison.prints import relative_distances
+from brickline.comparison.fingerprint_columns import relative_distances
+from brickline.comparison.pairing import Alignment
 from brickline.comparison.sides import PARAMETER_INDEX, Side
+from brickline.comparison.similarity import NEAR
 
 MOST_PARTS = 4
 MOST_GROUPS = 20_000

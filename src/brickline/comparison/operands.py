@@ -12,12 +12,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.envelope import is_discrete, unit_roundoff
+from brickline.align.keys import Ints, hashed
+from brickline.align.sequences import Bools
+from brickline.comparison.fingerprint_columns import relative_distances, same_bits
 from brickline.comparison.fused import fused_differences
-from brickline.comparison.likeness import NEAR, multiplies
-from brickline.comparison.prints import relative_distances, same_bits
-from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.envelope import is_discrete, unit_roundoff
+from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Side
+from brickline.comparison.similarity import NEAR, multiplies
 
 Floats = NDArray[np.float64]
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.directions import Directions
+from brickline.align.keys import Ints
+from brickline.align.sequences import Bools
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.directions import Directions
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 from brickline.comparison.weights import cleared_by_weights
 
 

@@ -13,20 +13,19 @@ sides share, so that equal names are equal numbers. Knows nothing of the other s
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.prints import CHUNK, Prints
+from brickline.align.keys import Ints, mixed
+from brickline.align.names import kind_of
+from brickline.align.sequences import Bools
+from brickline.comparison.fingerprint_columns import CHUNK, FingerprintColumns
 from brickline.run.failures import is_failure
 from brickline.runs import Part, Run
-
-Ints: TypeAlias = NDArray[np.int64]
-Bools: TypeAlias = NDArray[np.bool_]
 
 PARAMETER_INDEX = 1000
 """Operands from this index on are parameters of the module itself."""
@@ -34,7 +33,6 @@ MOST_ARGUMENTS = 62
 """Arguments of a plan's launch of which is told whether they are ends."""
 FLAT, MODULE, OP = 0, 1, 2
 _LEVELS = {"module": MODULE, "op": OP}
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Vocabulary:
@@ -96,7 +94,7 @@ class Side:
     form: NDArray[np.uint64]
     """Hash of the shape."""
     print: Ints
-    prints: Prints
+    prints: FingerprintColumns
     parameter_names: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Names of a module's own parameters by the number of its params text, where recorded."""
     problems: list[str] = field(default_factory=list)
@@ -148,7 +146,7 @@ def side_from_run(run: Run, words: Vocabulary) -> Side:
 def side_from_parts(parts: Sequence[Part], words: Vocabulary) -> Side:
     """Read the launches of several parts, those of lower ranks first."""
     launches = [_launches_of(part, number, words) for number, part in enumerate(parts)]
-    prints = Prints([part.fingerprint_rows for part in parts])
+    prints = FingerprintColumns([part.fingerprint_rows for part in parts])
     operands = [
         _operands_of(part, words, offset)
         for part, offset in zip(parts, prints.offsets, strict=False)
@@ -239,8 +237,8 @@ def _launches_of(part: Part, number: int, words: Vocabulary) -> dict[str, Any]:
         ),
         "kind": np.where(
             planned,
-            _looked_up([_kind_number(each, words) for each in bricks], params_at),
-            _looked_up([_kind_number(text, words) for text in texts], names_at),
+            _looked_up([words.number(kind_of(each)) for each in bricks], params_at),
+            _looked_up([words.number(kind_of(text)) for text in texts], names_at),
         ),
         "type": _looked_up([_type_number(each, words) for each in documents], params_at),
         "level": _looked_up(
@@ -337,10 +335,6 @@ def _type_number(document: dict[str, Any], words: Vocabulary) -> int:
     return words.number(found) if isinstance(found, str) else -1
 
 
-def _kind_number(name: str, words: Vocabulary) -> int:
-    return words.number(_LAYER.sub("#", name, count=1))
-
-
 def _brick_of_launch(document: dict[str, Any]) -> str:
     """Return the brick of a plan's launch, numbered within its layer; empty where none is noted."""
     found = document.get("brick")
@@ -416,21 +410,3 @@ def settings_of(side: Side, row: int) -> dict[str, Any]:
     """Return the settings of a launch's module, such as an eps; empty where none are recorded."""
     found = _parsed(side.words[int(side.params[row])]).get("settings")
     return found if isinstance(found, dict) else {}
-
-
-def mixed(seed: NDArray[Any], value: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of two columns (splitmix64's finaliser)."""
-    out = np.asarray(seed).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    out = out + np.asarray(value).astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    out = (out ^ (out >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    out = (out ^ (out >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed_up: NDArray[np.uint64] = out ^ (out >> np.uint64(31))
-    return mixed_up
-
-
-def hashed(*columns: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of several columns, row by row."""
-    out: NDArray[np.uint64] = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        out = mixed(out, column)
-    return out

@@ -13,24 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.doubts import Doubts
-from brickline.comparison.envelope import unit_roundoff
-from brickline.comparison.likeness import first_parameters, multiplies
-from brickline.comparison.limits import LEAN_LIMIT
+from brickline.align.keys import Ints, hashed
+from brickline.align.sequences import Bools
+from brickline.comparison.alternatives import Alternatives
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import FLAT, PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.envelope import unit_roundoff
+from brickline.comparison.sides import FLAT, PARAMETER_INDEX, Side
+from brickline.comparison.similarity import first_parameters, multiplies
 from brickline.comparison.triage import GRAD, IN, LEAF, OUT, Units
 
-BESIDE = 2.0
-"""A lean unit below its limit is a suspect from this many times its siblings' median, if those
-agree; norms and attention amplify by what the channels' sizes in one layer make of it."""
-SIGMAS = 5.0
-"""How far it lies outside their spread then."""
-SPREAD = 0.12
-"""Smallest spread of logarithms that siblings are credited with: the sketches' own uncertainty."""
-SIBLINGS = 2
-"""Fewest siblings whose agreement counts."""
+SMALL = 2.0
+"""Ratio up to which different code is not looked at closely."""
 CALM = 1.5
 """Ratio up to which a unit confirms that different code has the same role."""
 FUSED_CALM, FUSED_LIMIT = 4.0, 10.0
@@ -97,38 +91,31 @@ def find_suspects(
 ) -> tuple[list[Suspect], Spared | None]:
     """Return the suspects, the one that most likely matters most first, and who was spared."""
     ratio = units.ratio
-    usual, spread, siblings = _siblings(a, units, ratio)
     open_to_blame = units.known & (units.blamed >= 0) & (~units.choice | units.foreign)
     open_to_blame &= ~(units.blind & (units.foreign | bool(units.foreign.any())))
     # What goes with a choice goes otherwise with another, and rounding decides a tie.
     open_to_blame &= ~_flips(found, units)
     limit = np.where(units.clean & _repeats_bits(units), units.limit / SAME_KERNELS, units.limit)
-    alone = ratio > limit * np.maximum(usual, 1.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        apart = np.log(ratio / usual) / spread
-    lean = (units.mode == LEAF) & (units.limit <= LEAN_LIMIT)
-    beside = (
-        lean & (siblings >= SIBLINGS) & (ratio > BESIDE * np.maximum(usual, 1.0)) & (apart > SIGMAS)
-    )
+    far = ratio > limit * np.maximum(_usual_ratios(a, units, ratio), 1.0)
     trusted = ~units.foreign | _confirmed(a, b, alignment, found, units, ratio)
-    marked = open_to_blame & (alone | beside) & trusted
+    marked = open_to_blame & far & trusted
     marked |= units.broken & (units.blamed >= 0) & trusted
     sure = units.known & ~units.choice & ~units.blind & (units.blamed >= 0) & ~units.foreign
     sure &= ~alignment.by_value[units.row] & ~alignment.reordered[units.row]
     marked |= units.resized & sure & (units.clean | units.decided)
     quiet = np.maximum(units.source, units.past) <= 4 * units.rounding
     marked |= units.chosen & sure & quiet
-    far = marked.copy()
+    distant = marked.copy()
     biased = units.bias_ratio > np.where(units.clean, BIASED_CLEAN, BIASED)
     peaked = units.clean & (units.past == 0) & (units.peak_ratio > PEAKED)
     marked |= open_to_blame & (biased | peaked) & ~units.foreign
     if a.has_failures or b.has_failures:  # what nobody saw may be brickline's own doing
         marked &= units.known & ~units.blind
-    doubts = Doubts(a, b, alignment, found, units)
+    alternatives = Alternatives(a, b, alignment, found, units)
     out: list[Suspect] = []
     spared: list[Spared] = []
     for unit in np.flatnonzero(marked).tolist():
-        reason = doubts.of(unit)
+        reason = alternatives.of(unit)
         if reason:
             spared.append(Spared(unit, reason))
             continue
@@ -141,17 +128,17 @@ def find_suspects(
             source=float(units.source[unit]),
             broken=bool(units.broken[unit]),
         )
-        if not far[unit]:
+        if not distant[unit]:
             _has_direction(units, suspect, biased=bool(biased[unit]))
         if _stands(a, b, alignment, found, units, suspect):
             if units.mode[unit] == IN:
                 suspect.row = _maker(a, alignment, units, suspect)
             if units.foreign[unit]:
-                suspect.row = doubts.blamed(suspect.row)
+                suspect.row = alternatives.blamed(suspect.row)
             out.append(suspect)
         if len(out) >= 64 * MOST:
             break
-    blind = np.flatnonzero(trusted & units.blind & units.known & ~units.choice & alone)
+    blind = np.flatnonzero(trusted & units.blind & units.known & ~units.choice & far)
     spared += [Spared(int(unit), BLIND) for unit in blind if units.blamed[unit] >= 0]
     return _ranked(a, out), min(spared, key=lambda each: each.unit, default=None)
 
@@ -213,7 +200,7 @@ def _confirmed(
     whole = (a.parent[units.row] < 0) & (other >= 0) & (units.mode != IN)
     alone |= whole & (b.parent[other] < 0)
     out = np.zeros(len(units), bool)
-    for unit in np.flatnonzero(told & (ratio > BESIDE))[:MOST_CONFIRMED].tolist():
+    for unit in np.flatnonzero(told & (ratio > SMALL))[:MOST_CONFIRMED].tolist():
         others = (kinds == kinds[unit]) & (names != names[unit])
         like, upset = int((others & calm).sum()), int((others & told & ~calm).sum())
         out[unit] = like > upset or (like == upset == 0 and bool(alone[unit]))
@@ -376,34 +363,6 @@ def _hashes(a: Side, row: int, *, outputs: bool) -> set[int]:
     return {int(a.prints.hash[a.print[each], 0]) for each in _operands(a, row, outputs=outputs)}
 
 
-def _siblings(a: Side, units: Units, ratio: Floats) -> tuple[Floats, Floats, Ints]:
-    """Return the median, the spread and the number of the same unit under other names."""
-    usual, spread = np.ones(len(units)), np.full(len(units), SPREAD)
-    siblings = np.zeros(len(units), np.int64)
-    names = a.name[units.row]
-    high = np.flatnonzero((ratio > 1.0) & np.isfinite(ratio))
-    if not len(high):
-        return usual, spread, siblings
-    groups = np.unique(units.group[high])
-    order = np.argsort(units.group, kind="stable")
-    sorted_groups = units.group[order]
-    begin = np.searchsorted(sorted_groups, groups)
-    end = np.searchsorted(sorted_groups, groups, side="right")
-    for first, last in zip(begin.tolist(), end.tolist(), strict=True):
-        members = order[first:last]
-        moved = members[(ratio[members] > 0) & np.isfinite(ratio[members])]
-        logs, own = np.log(ratio[moved]), names[moved]
-        for name in np.unique(own[ratio[moved] > 1.0]):
-            here, others = moved[own == name], logs[own != name]
-            siblings[here] = len(np.unique(own)) - 1
-            if not len(others):
-                continue
-            middle = float(np.median(others))
-            usual[here] = np.exp(middle)
-            spread[here] = max(SPREAD, 1.4826 * float(np.median(np.abs(others - middle))))
-    return usual, spread, siblings
-
-
 def _is_sum(a: Side, b: Side, alignment: Alignment, units: Units, suspect: Suspect) -> bool:
     """Return whether the unit's tensors are sums on both sides, hence rightly computed.
 
@@ -423,6 +382,20 @@ def _is_sum(a: Side, b: Side, alignment: Alignment, units: Units, suspect: Suspe
         verdicts.append(ours <= max(LINEAR, 4 * float(units.rounding[unit]), 3 * theirs))
         suspect.facts["sum_residual"] = ours
     return bool(verdicts) and all(verdicts)
+
+
+def _usual_ratios(a: Side, units: Units, ratio: Floats) -> Floats:
+    """Return the median ratio of the same unit under other names; 1 where there is none."""
+    usual = np.ones(len(units))
+    names = a.name[units.row]
+    moved = (ratio > 0) & np.isfinite(ratio)
+    for group in np.unique(units.group[moved & (ratio > 1.0)]):
+        members = np.flatnonzero(moved & (units.group == group))
+        own, ratios = names[members], ratio[members]
+        for name in np.unique(own[ratios > 1.0]):
+            if (own != name).any():
+                usual[members[own == name]] = np.exp(np.median(np.log(ratios[own != name])))
+    return usual
 
 
 def _operands(a: Side, row: int, *, outputs: bool) -> list[int]:

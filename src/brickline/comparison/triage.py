@@ -11,8 +11,8 @@ that both runs fingerprinted::
 
 Each has a difference at its end (`target`) and the largest at its beginnings (`source`). Rounding
 explains `envelope`. `ratio` is the target to what source and envelope explain together; a suspect
-stands out from 1, and from the same unit in other layers. `bias_ratio` and `peak_ratio` say the
-same of the part of a difference that has a direction. Knows nothing of tensors' contents.
+exceeds its limit, and the same unit in other layers. `bias_ratio` and `peak_ratio` say the same of
+the part of a difference that has a direction. Knows nothing of tensors' contents.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.directions import Directions
-from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
-from brickline.comparison.limits import (
+from brickline.align.keys import Ints, hashed
+from brickline.align.sequences import Bools
+from brickline.comparison.operands import Differences, Floats
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.directions import Directions
+from brickline.comparison.rounding.envelope import ROUNDINGS_GLUE, ROUNDINGS_WHOLE, envelope
+from brickline.comparison.rounding.limits import (
     GLUE_LIMIT,
     STATELESS,
     fan_in_of,
@@ -32,9 +35,8 @@ from brickline.comparison.limits import (
     limits_of,
     roundings_of,
 )
-from brickline.comparison.operands import Differences, Floats
 from brickline.comparison.scopes import Scope, running_largest
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 LEAF, IN, OUT, GRAD = 0, 1, 2, 3
 HANDED = 2.0
@@ -139,13 +141,8 @@ def units_of(
 ) -> Units:
     """Return every unit between compared tensors."""
     scope = Scope(a, b, alignment, found, directions)
-    forward = _forward_of(a, found)
-    parts = [
-        _leaves(a, b, alignment, found, directions, forward),
-        _entries(a, found, directions, scope, forward),
-        _exits(a, alignment, found, directions, scope, forward),
-        _gradients(a, alignment, found, directions, forward),
-    ]
+    make = _Makers(a, b, alignment, found, directions, scope)
+    parts = [make.leaves(), make.entries(), make.exits(), make.gradients()]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     # A unit at an entrance ends before what is inside, one at an exit after it.
     when = np.where(columns["mode"] == OUT, scope.last[columns["row"]], columns["row"])
@@ -210,196 +207,213 @@ def first_update(a: Side, found: Differences) -> int | None:
 # --- the units
 
 
-def _leaves(
-    a: Side,
-    b: Side,
-    alignment: Alignment,
-    found: Differences,
-    directions: Directions,
-    forward: Floats,
-) -> dict[str, np.ndarray]:
-    parent = a.has_children()
-    told = (alignment.partner >= 0) | (found.outputs.known & found.inputs.known)
-    rows = np.flatnonzero(told & ~parent & (found.outputs.count > 0))
-    partner = alignment.partner[rows]
-    whole = (partner >= 0) & b.has_children()[partner]
-    inputs, outputs = found.inputs, found.outputs
-    fan_in, cancelled = fan_in_of(a, found, rows)
-    roundings = np.where(whole, ROUNDINGS_WHOLE, roundings_of(a, rows))
-    rounding = envelope(found.roundoff[rows], fan_in, roundings)
-    entered = np.where(inputs.count[rows] > 0, inputs.known[rows], ~found.unfed[rows])
-    # The gradient of an input is the sum over all who use it, residuals of the parent included.
-    around = np.where((a.direction[rows] == 1) & (a.parent[rows] >= 0), a.parent[rows], rows)
-    shared = np.maximum(inputs.delta[around], forward[rows])
-    return {
-        "mode": np.full(len(rows), LEAF),
-        "row": rows,
-        "blamed": rows,
-        "target": outputs.delta[rows],
-        "source": np.maximum(inputs.delta[rows], shared),
-        "gain": cancelled,
-        "limit": np.where(whole, GLUE_LIMIT, limits_of(a, found, rows)),
-        "rounding": rounding,
-        "bias": directions.outputs.bias[rows],
-        "handed_bias": np.maximum(directions.inputs.bias[rows], shared * (a.direction[rows] == 1)),
-        "floor": directions.floor[rows],
-        "spread": directions.outputs.spread[rows],
-        "own_spread": directions.outputs.own_spread[rows],
-        "peak": directions.outputs.peak[rows],
-        "handed_peak": directions.inputs.peak[rows],
-        "group": hashed(np.full(len(rows), LEAF), a.kind[rows], a.direction[rows]).view(np.int64),
-        "clean": (inputs.same[rows] | (inputs.count[rows] == 0))
-        & (forward[rows] == 0)
-        & ~found.unfed[rows],
-        "known": entered & (outputs.known[rows] | outputs.resized[rows]),
-        "partly": inputs.some[rows] & outputs.known[rows],
-        "blind": np.zeros(len(rows), bool),
-        "choice": inputs.choice[rows] | inputs.resized[rows],
-        "broken": outputs.nonfinite[rows] & ~inputs.nonfinite[rows],
-        "resized": outputs.resized[rows] & ~inputs.resized[rows],
-        "chosen": outputs.choice[rows] & ~inputs.choice[rows],
-        "decided": np.zeros(len(rows), bool),
-    }
+@dataclass(eq=False)
+class _Start:
+    """What is known of the beginnings of some units; one entry per unit."""
+
+    delta: Floats
+    bias: Floats
+    peak: Floats
+    same: Bools
+    choice: Bools
+    """A choice differs, or a size."""
+    nonfinite: Bools
+    known: Bools
+    some: Bools
+    decided: Bools
+
+    def joined(self, around: dict[str, Floats]) -> _Start:
+        """Return the beginnings together with what lies around them."""
+        return _Start(
+            delta=np.maximum(self.delta, around["delta"]),
+            bias=np.maximum(self.bias, around["bias"]),
+            peak=np.maximum(self.peak, around["peak"]),
+            same=self.same & ~(around["unlike"] > 0),
+            choice=self.choice | (around["choice"] > 0),
+            nonfinite=self.nonfinite | (around["broken"] > 0),
+            known=self.known,
+            some=self.some,
+            decided=around["decided"] > 0,
+        )
 
 
-def _entries(
-    a: Side, found: Differences, directions: Directions, scope: Scope, forward: Floats
-) -> dict[str, np.ndarray]:
-    inputs = found.inputs
-    rows = np.flatnonzero((scope.around >= 0) & ((inputs.count > 0) | inputs.resized))
-    rows = rows[inputs.known[rows] | inputs.resized[rows] | (inputs.delta[rows] > 0)]
-    above = scope.around[rows]
-    before = {name: values[rows] > 0 for name, values in scope.before.items()}
-    roundoff = np.maximum(found.roundoff[rows], found.roundoff[above])
-    source = np.maximum(
-        np.maximum(inputs.delta[above], scope.before["delta"][rows]), forward[above]
-    )
-    return {
-        "mode": np.full(len(rows), IN),
-        "row": rows,
-        "blamed": a.parent[rows],
-        "target": inputs.delta[rows],
-        "source": source,
-        "gain": np.ones(len(rows)),
-        "limit": glue_limit(scope.before["size"][rows]) * (1 + before["fused"]),
-        "rounding": envelope(
-            roundoff, inputs.width[rows].astype(float), np.full(len(rows), ROUNDINGS_GLUE)
-        ),
-        "bias": directions.inputs.bias[rows],
-        "handed_bias": np.maximum(
-            np.maximum(directions.inputs.bias[above], scope.before["bias"][rows]), forward[above]
-        ),
-        "floor": np.maximum(directions.floor[rows], directions.floor[above]),
-        "spread": directions.inputs.spread[rows],
-        "own_spread": directions.inputs.own_spread[rows],
-        "peak": directions.inputs.peak[rows],
-        "handed_peak": np.maximum(directions.inputs.peak[above], scope.before["peak"][rows]),
-        "group": hashed(np.full(len(rows), IN), a.kind[rows], a.direction[rows]).view(np.int64),
-        "clean": (inputs.same[above] | (inputs.count[above] == 0))
-        & ~before["unlike"]
-        & (forward[above] == 0),
-        "known": (inputs.known[above] | (inputs.count[above] == 0)) & ~found.unfed[above],
-        "partly": inputs.some[above] & inputs.some[rows],
-        "blind": scope.blind_before[rows],
-        "choice": inputs.choice[above] | inputs.resized[above] | before["choice"],
-        "broken": inputs.nonfinite[rows] & ~inputs.nonfinite[above] & ~before["broken"],
-        "resized": inputs.resized[rows] & ~inputs.resized[above] & ~before["choice"],
-        "chosen": inputs.choice[rows] & ~inputs.choice[above] & ~before["choice"],
-        "decided": before["decided"],
-    }
+class _Makers:
+    """Makes the units of each mode, as columns."""
+
+    def __init__(
+        self,
+        a: Side,
+        b: Side,
+        alignment: Alignment,
+        found: Differences,
+        directions: Directions,
+        scope: Scope,
+    ) -> None:
+        self._a, self._b, self._alignment = a, b, alignment
+        self._found, self._directions, self._scope = found, directions, scope
+        self._forward = _forward_of(a, found)
+
+    def leaves(self) -> dict[str, np.ndarray]:
+        """Return launches that enclose no other."""
+        a, found = self._a, self._found
+        told = (self._alignment.partner >= 0) | (found.outputs.known & found.inputs.known)
+        rows = np.flatnonzero(told & ~a.has_children() & (found.outputs.count > 0))
+        partner = self._alignment.partner[rows]
+        whole = (partner >= 0) & self._b.has_children()[partner]
+        fan_in, gain = fan_in_of(a, found, rows)
+        start = self._start(rows)
+        # The gradient of an input is the sum over all who use it, residuals of the parent included.
+        backward = a.direction[rows] == 1
+        around = np.where(backward & (a.parent[rows] >= 0), a.parent[rows], rows)
+        shared = np.maximum(found.inputs.delta[around], self._forward[rows])
+        start.delta = np.maximum(start.delta, shared)
+        start.bias = np.maximum(self._directions.inputs.bias[rows], shared * backward)
+        roundings = np.where(whole, ROUNDINGS_WHOLE, roundings_of(a, rows))
+        return self._columns(
+            LEAF,
+            rows,
+            rows,
+            start,
+            rounding=envelope(found.roundoff[rows], fan_in, roundings),
+            limit=np.where(whole, GLUE_LIMIT, limits_of(a, found, rows)),
+            gain=gain,
+        )
+
+    def entries(self) -> dict[str, np.ndarray]:
+        """Return what modules compute before they call a child."""
+        a, found, scope = self._a, self._found, self._scope
+        inputs = found.inputs
+        told = inputs.known | inputs.resized | (inputs.delta > 0)
+        rows = np.flatnonzero((scope.around >= 0) & ((inputs.count > 0) | inputs.resized) & told)
+        above = scope.around[rows]
+        before = {name: values[rows] for name, values in scope.before.items()}
+        start = self._start(above).joined(before)
+        start.some = start.some & inputs.some[rows]
+        roundoff = np.maximum(found.roundoff[rows], found.roundoff[above])
+        return self._columns(
+            IN,
+            rows,
+            a.parent[rows],
+            start,
+            rounding=_glue_rounding(roundoff, inputs.width[rows]),
+            limit=glue_limit(before["size"]) * (1 + (before["fused"] > 0)),
+            floor=np.maximum(self._directions.floor[rows], self._directions.floor[above]),
+            blind=scope.blind_before[rows],
+        )
+
+    def exits(self) -> dict[str, np.ndarray]:
+        """Return what modules compute after their last child."""
+        a, found, scope = self._a, self._found, self._scope
+        told = (self._alignment.partner >= 0) | found.outputs.known
+        rows = np.flatnonzero(told & a.has_children() & (found.outputs.count > 0))
+        inside = {name: values[rows] for name, values in scope.inside.items()}
+        return self._columns(
+            OUT,
+            rows,
+            rows,
+            self._start(rows).joined(inside),
+            rounding=_glue_rounding(scope.roundoff[rows], found.outputs.width[rows]),
+            limit=glue_limit(inside["size"]) * (1 + (inside["fused"] > 0)),
+            blind=scope.blind_inside[rows],
+        )
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return gradients of parameters."""
+        a, found = self._a, self._found
+        paired = (self._alignment.partner >= 0) & (a.direction == 1)
+        rows = np.flatnonzero(paired & (found.gradients.count > 0))
+        start = self._start(rows)
+        start.same &= found.inputs.same[rows]
+        start.known &= found.inputs.known[rows]
+        start.choice = np.zeros(len(rows), bool)
+        return self._columns(
+            GRAD,
+            rows,
+            rows,
+            start,
+            rounding=_glue_rounding(found.roundoff[rows], np.maximum(found.inputs.width[rows], 1)),
+            limit=np.full(len(rows), GLUE_LIMIT),
+        )
+
+    def _start(self, rows: Ints) -> _Start:
+        """Return what launches were given; of backward ones, what went wrong in forward too."""
+        inputs, way, forward = self._found.inputs, self._directions.inputs, self._forward[rows]
+        nothing = inputs.count[rows] == 0
+        fed = ~self._found.unfed[rows]
+        return _Start(
+            delta=np.maximum(inputs.delta[rows], forward),
+            bias=np.maximum(way.bias[rows], forward),
+            peak=way.peak[rows],
+            same=(inputs.same[rows] | nothing) & (forward == 0) & fed,
+            choice=inputs.choice[rows] | inputs.resized[rows],
+            nonfinite=inputs.nonfinite[rows],
+            known=(inputs.known[rows] | nothing) & fed,
+            some=inputs.some[rows],
+            decided=np.zeros(len(rows), bool),
+        )
+
+    def _columns(
+        self,
+        mode: int,
+        rows: Ints,
+        blamed: Ints,
+        start: _Start,
+        *,
+        rounding: Floats,
+        limit: Floats,
+        gain: Floats | float = 1.0,
+        floor: Floats | None = None,
+        blind: Bools | bool = False,
+    ) -> dict[str, np.ndarray]:
+        a, found, directions = self._a, self._found, self._directions
+        end, way = {
+            LEAF: (found.outputs, directions.outputs),
+            IN: (found.inputs, directions.inputs),
+            OUT: (found.outputs, directions.outputs),
+            GRAD: (found.gradients, directions.gradients),
+        }[mode]
+        # What goes into a child is compared as the child's, what comes out as the launch's own.
+        seen = {
+            LEAF: end.known[rows] | end.resized[rows],
+            IN: np.ones(len(rows), bool),
+            OUT: end.known[rows],
+            GRAD: end.known[rows],
+        }[mode]
+        sized = mode != GRAD
+        return {
+            "mode": np.full(len(rows), mode),
+            "row": rows,
+            "blamed": blamed,
+            "target": end.delta[rows],
+            "source": start.delta,
+            "gain": np.broadcast_to(gain, len(rows)),
+            "limit": limit,
+            "rounding": rounding,
+            "bias": way.bias[rows],
+            "handed_bias": start.bias,
+            "floor": directions.floor[rows] if floor is None else floor,
+            "spread": way.spread[rows],
+            "own_spread": way.own_spread[rows],
+            "peak": way.peak[rows],
+            "handed_peak": start.peak,
+            "group": hashed(np.full(len(rows), mode), a.kind[rows], a.direction[rows]).view(
+                np.int64
+            ),
+            "clean": start.same,
+            "known": start.known & seen,
+            "partly": start.some & (end.known[rows] | (mode == IN)) & sized,
+            "blind": np.broadcast_to(blind, len(rows)),
+            "choice": start.choice,
+            "broken": end.nonfinite[rows] & ~start.nonfinite,
+            "resized": end.resized[rows] & ~start.choice & sized,
+            "chosen": end.choice[rows] & ~start.choice & sized,
+            "decided": start.decided,
+        }
 
 
-def _exits(
-    a: Side,
-    alignment: Alignment,
-    found: Differences,
-    directions: Directions,
-    scope: Scope,
-    forward: Floats,
-) -> dict[str, np.ndarray]:
-    inputs, outputs, inside = found.inputs, found.outputs, scope.inside
-    parent = a.has_children()
-    told = (alignment.partner >= 0) | outputs.known
-    rows = np.flatnonzero(told & parent & (outputs.count > 0))
-    within = {name: values[rows] > 0 for name, values in inside.items()}
-    upset = inputs.choice[rows] | inputs.resized[rows] | within["choice"]
-    return {
-        "mode": np.full(len(rows), OUT),
-        "row": rows,
-        "blamed": rows,
-        "target": outputs.delta[rows],
-        "source": np.maximum(np.maximum(inputs.delta[rows], inside["delta"][rows]), forward[rows]),
-        "gain": np.ones(len(rows)),
-        "limit": glue_limit(inside["size"][rows]) * (1 + within["fused"]),
-        "rounding": envelope(
-            scope.roundoff[rows],
-            outputs.width[rows].astype(float),
-            np.full(len(rows), ROUNDINGS_GLUE),
-        ),
-        "bias": directions.outputs.bias[rows],
-        "handed_bias": np.maximum(
-            np.maximum(directions.inputs.bias[rows], inside["bias"][rows]), forward[rows]
-        ),
-        "floor": directions.floor[rows],
-        "spread": directions.outputs.spread[rows],
-        "own_spread": directions.outputs.own_spread[rows],
-        "peak": directions.outputs.peak[rows],
-        "handed_peak": np.maximum(directions.inputs.peak[rows], inside["peak"][rows]),
-        "group": hashed(np.full(len(rows), OUT), a.kind[rows], a.direction[rows]).view(np.int64),
-        "clean": (inputs.same[rows] | (inputs.count[rows] == 0))
-        & ~within["unlike"]
-        & (forward[rows] == 0),
-        "known": (inputs.known[rows] | (inputs.count[rows] == 0))
-        & outputs.known[rows]
-        & ~found.unfed[rows],
-        "partly": inputs.some[rows] & outputs.known[rows],
-        "blind": scope.blind_inside[rows],
-        "choice": upset,
-        "broken": outputs.nonfinite[rows] & ~inputs.nonfinite[rows] & ~within["broken"],
-        "resized": outputs.resized[rows] & ~upset,
-        "chosen": outputs.choice[rows] & ~upset,
-        "decided": within["decided"],
-    }
-
-
-def _gradients(
-    a: Side,
-    alignment: Alignment,
-    found: Differences,
-    directions: Directions,
-    forward: Floats,
-) -> dict[str, np.ndarray]:
-    inputs, made = found.inputs, found.gradients
-    rows = np.flatnonzero((alignment.partner >= 0) & (made.count > 0) & (a.direction == 1))
-    none = np.zeros(len(rows), bool)
-    fan_in = np.maximum(inputs.width[rows], 1).astype(float)
-    return {
-        "mode": np.full(len(rows), GRAD),
-        "row": rows,
-        "blamed": rows,
-        "target": made.delta[rows],
-        "source": np.maximum(inputs.delta[rows], forward[rows]),
-        "gain": np.ones(len(rows)),
-        "limit": np.full(len(rows), GLUE_LIMIT),
-        "rounding": envelope(found.roundoff[rows], fan_in, np.full(len(rows), ROUNDINGS_GLUE)),
-        "bias": directions.gradients.bias[rows],
-        "handed_bias": np.maximum(directions.inputs.bias[rows], forward[rows]),
-        "floor": directions.floor[rows],
-        "spread": directions.gradients.spread[rows],
-        "own_spread": directions.gradients.own_spread[rows],
-        "peak": directions.gradients.peak[rows],
-        "handed_peak": directions.inputs.peak[rows],
-        "group": hashed(np.full(len(rows), GRAD), a.kind[rows]).view(np.int64),
-        "clean": inputs.same[rows] & (forward[rows] == 0),
-        "known": inputs.known[rows] & made.known[rows],
-        "partly": none,
-        "blind": none,
-        "choice": none,
-        "broken": made.nonfinite[rows] & ~inputs.nonfinite[rows],
-        "resized": none,
-        "chosen": none,
-        "decided": none,
-    }
+def _glue_rounding(roundoff: Floats, width: Ints) -> Floats:
+    """Return what rounding adds to what a module computes between its children."""
+    return envelope(roundoff, width.astype(float), np.full(len(width), ROUNDINGS_GLUE))
 
 
 def _main_input_known(a: Side, found: Differences) -> Bools:

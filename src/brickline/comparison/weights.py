@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.envelope import unit_roundoff
-from brickline.comparison.likeness import multiplies
+from brickline.align.keys import Ints
+from brickline.align.sequences import Bools
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.envelope import unit_roundoff
+from brickline.comparison.sides import PARAMETER_INDEX, Side
+from brickline.comparison.similarity import multiplies
 
 EXACT = 1e-6
 """How far sums over the same float32 numbers in other pieces may be apart."""

@@ -485,7 +485,7 @@ class Replay:
         wanted_steps = {step for step, _ in self._reads}
         first = min((*self.values, *(self._first_value(step) for step in wanted_steps)), default=0)
         for step in self.tape.steps if steps is None else steps:
-            if not step.outputs or step.func is None and step.name != READ:
+            if not step.outputs or (step.func is None and step.name != READ):
                 continue
             if step.outputs[-1] < first:
                 continue

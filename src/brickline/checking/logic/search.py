@@ -586,4 +586,4 @@ def with_values(tape: Tape, others: Mapping[int, torch.Tensor]) -> Tape:
     return made
 
 
-__all__ = ["Cut", "Handed", "READ", "Search"]
+__all__ = ["READ", "Cut", "Handed", "Search"]

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
+from brickline.align.keys import Ints, hashed
+from brickline.align.sequences import Bools
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.run_pair import launch_name
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.report.run_pair import launch_name
 from brickline.comparison.sides import (
     FLAT,
     MOST_ARGUMENTS,
     PARAMETER_INDEX,
-    Bools,
-    Ints,
     Side,
     arguments_of,
-    hashed,
     settings_of,
 )
 

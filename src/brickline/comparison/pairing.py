@@ -19,15 +19,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.likeness import NEAR, Likeness, first_outputs, first_parameters, is_near
-from brickline.comparison.ordering import best_in_order, keep_ordered, out_of_order
-from brickline.comparison.prints import relative_distances
-from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Bools, Ints, Side, hashed
+from brickline.align.keys import Ints, Keys, hashed, pairs_by_key
+from brickline.align.sequences import (
+    BAND,
+    CELL_BUDGET,
+    Bools,
+    best_in_order,
+    keep_ordered,
+    out_of_order,
+    pair_between,
+)
+from brickline.comparison.fingerprint_columns import relative_distances
+from brickline.comparison.sides import MODULE, PARAMETER_INDEX, Side
+from brickline.comparison.similarity import (
+    NEAR,
+    Similarity,
+    first_outputs,
+    first_parameters,
+    is_near,
+)
 
-BAND = 256
-"""Half the width of the search around the diagonal; OpGuard saw windows of 484 launches at most."""
-CELL_BUDGET = 60_000_000
-"""Cells of all windows together, so that two unrelated long runs take seconds, not hours."""
 LIKE = 0.5
 """Relative L2 from which on the contents of two tensors speak against their being one."""
 
@@ -68,7 +79,7 @@ def align(a: Side, b: Side) -> Alignment:
     anchored = partner >= 0
     _search_first_call(a, b, position, partner, names)
     for _ in range(2):
-        found = _search(a, b, position, partner)
+        found = pair_between(Similarity(a, b, position).scores, partner, len(b))
         renamed = len(found) and _learn_names(a, b, partner, found, names)
         if not renamed or not _pair_by_place(a, b, position, names, partner):
             break
@@ -172,35 +183,11 @@ def _places(side: Side, position: Ints, names: Ints) -> NDArray[np.uint64]:
     return hashed(side.rank, side.direction, position, side.layer, parent, names[side.name])
 
 
-def _join(
-    key_a: NDArray[np.uint64],
-    free_a: Ints,
-    key_b: NDArray[np.uint64],
-    free_b: Ints,
-    partner: Ints,
-) -> int:
-    """Pair rows with equal keys in their order, where a key has as many rows on both sides."""
-    if not len(free_a) or not len(free_b):
-        return 0
-    sorted_a = free_a[np.argsort(key_a[free_a], kind="stable")]
-    sorted_b = free_b[np.argsort(key_b[free_b], kind="stable")]
-    keys_a, start_a, count_a = np.unique(key_a[sorted_a], return_index=True, return_counts=True)
-    keys_b, start_b, count_b = np.unique(key_b[sorted_b], return_index=True, return_counts=True)
-    _, at_a, at_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
-    equal = count_a[at_a] == count_b[at_b]
-    at_a, at_b = at_a[equal], at_b[equal]
-    count = count_a[at_a]
-    rows_a, rows_b = _spread(start_a[at_a], count), _spread(start_b[at_b], count)
-    partner[sorted_a[rows_a]] = sorted_b[rows_b]
-    return len(rows_a)
-
-
-def _spread(start: Ints, count: Ints) -> Ints:
-    """Return start, start + 1, … for each of several runs."""
-    total = int(count.sum())
-    offset = np.repeat(start - np.concatenate([[0], np.cumsum(count)[:-1]]), count)
-    spread: Ints = offset + np.arange(total)
-    return spread
+def _join(key_a: Keys, free_a: Ints, key_b: Keys, free_b: Ints, partner: Ints) -> None:
+    """Pair free rows with equal keys."""
+    if len(free_a) and len(free_b):
+        rows, others = pairs_by_key(key_a[free_a], key_b[free_b])
+        partner[free_a[rows]] = free_b[others]
 
 
 # --- by value
@@ -220,13 +207,13 @@ def _search_first_call(a: Side, b: Side, position: Ints, partner: Ints, names: I
     part = np.where(inside, partner[rows] - columns[0], -1)
     if rows[-1] - rows[0] + 1 != len(rows) or columns[-1] - columns[0] + 1 != len(columns):
         return
-    likeness = Likeness(a, b, position)
-    found = []
-    for near, far in _windows(part, len(columns)):
-        for row, column in _pair_window(likeness, near + rows[0], far + columns[0]):
-            partner[row] = column
-            found.append(row)
-    added = np.array(found, np.int64)
+    similarity = Similarity(a, b, position)
+    near, far = rows[0], columns[0]
+    added = pair_between(
+        lambda one, two: similarity.scores(one + near, two + far), part, len(columns)
+    )
+    partner[added + near] = part[added] + far
+    added += near
     if len(added) and _learn_names(a, b, partner, added, names):
         # What was learnt from all layers replaces what one of them seemed to say.
         partner[added[names[a.name[added]] != b.name[partner[added]]]] = -1
@@ -234,58 +221,6 @@ def _search_first_call(a: Side, b: Side, position: Ints, partner: Ints, names: I
         # Other code nests otherwise, so that a name that was learnt may lie in another place.
         _pair_by_name(a, b, position, names, partner)
         keep_ordered(partner)
-
-
-def _search(a: Side, b: Side, position: Ints, partner: Ints) -> Ints:
-    """Pair what lies between anchors by evidence; return the rows that were added."""
-    added: list[int] = []
-    budget = CELL_BUDGET
-    likeness = Likeness(a, b, position)
-    for rows, columns in _windows(partner, len(b)):
-        if budget <= 0:
-            break
-        budget -= min(len(rows) * len(columns), len(rows) * 2 * BAND)
-        for row, column in _pair_window(likeness, rows, columns):
-            partner[row] = column
-            added.append(row)
-    return np.array(added, np.int64)
-
-
-def _windows(partner: Ints, count: int) -> list[tuple[Ints, Ints]]:
-    """Return the unpaired rows of both sides between each two neighbouring anchors."""
-    rows = np.flatnonzero(partner >= 0)
-    begins = np.concatenate([[0], rows + 1])
-    ends = np.concatenate([rows, [len(partner)]])
-    begins_b = np.concatenate([[0], partner[rows] + 1])
-    ends_b = np.concatenate([partner[rows], [count]])
-    both = np.flatnonzero((ends > begins) & (ends_b > begins_b))
-    return [(np.arange(begins[at], ends[at]), np.arange(begins_b[at], ends_b[at])) for at in both]
-
-
-def _pair_window(likeness: Likeness, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
-    if len(rows) * len(columns) <= (4 * BAND) ** 2:
-        found = best_in_order(likeness.scores(rows, columns))
-        return [(int(rows[one]), int(columns[two])) for one, two in found]
-    return _pair_band(likeness, rows, columns)
-
-
-def _pair_band(likeness: Likeness, rows: Ints, columns: Ints) -> list[tuple[int, int]]:
-    """Search a long window piece by piece along its diagonal, each from where the last ended."""
-    out: list[tuple[int, int]] = []
-    row = column = 0
-    slope = len(columns) / len(rows)
-    while row < len(rows) and column < len(columns):
-        near = rows[row : row + BAND]
-        far = columns[column : column + 2 * BAND]
-        found = best_in_order(likeness.scores(near, far))
-        # The last quarter may find better partners in the next piece.
-        kept = [pair for pair in found if pair[0] < 0.75 * BAND] or found
-        out += [(int(near[one]), int(far[two])) for one, two in kept]
-        if kept:
-            row, column = row + kept[-1][0] + 1, column + kept[-1][1] + 1
-        else:
-            row, column = row + BAND, max(column, round((row + BAND) * slope) - BAND)
-    return out
 
 
 def _learn_names(a: Side, b: Side, partner: Ints, found: Ints, names: Ints) -> bool:
@@ -375,8 +310,8 @@ def _pair_by_contents(a: Side, b: Side, position: Ints, names: Ints, partner: In
     columns = free_b[(b.position[free_b] == call) & (b.direction[free_b] == 0)][: 4 * BAND]
     if not len(rows) or not len(columns):
         return False
-    likeness = Likeness(a, b, position)
-    score = np.where(likeness.same_role(rows, columns), likeness.scores(rows, columns), -1.0)
+    similarity = Similarity(a, b, position)
+    score = np.where(similarity.same_role(rows, columns), similarity.scores(rows, columns), -1.0)
     added = []
     while score.size and score.max() > 0:
         one, two = np.unravel_index(int(np.argmax(score)), score.shape)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from brickline.checksums import DivergenceInfo, KernelChecksum, layer_words
+from brickline.comparison.traces.sides import Identity, TraceSide
 from brickline.errors import UsageError
 from brickline.fingerprints import Fingerprint, distance
-from brickline.trace_sides import Identity, TraceSide
 from brickline.traces import KernelTrace
 from brickline.verdict import (
     Coverage,

@@ -1,7 +1,7 @@
 """One side of the seed's comparison: the launches that a run holds, as they were recorded.
 
 Reads traces, operands and the identities of fingerprints from a run's parts. What two sides have
-in common is the matter of `trace_comparison`.
+in common is the matter of `comparison`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ CHUNK = 16_384
 """Rows read at a time, so that a pass over a long run needs some megabytes."""
 
 
-class Prints:
+class FingerprintColumns:
     """Fingerprints of several parts behind one numbering."""
 
     def __init__(self, parts: Sequence[DiskRows | NDArray[Any]]) -> None:
@@ -85,7 +85,9 @@ def _hash_of(rows: NDArray[Any]) -> NDArray[Any]:
     return both
 
 
-def same_bits(a: Prints, rows_a: NDArray[Any], b: Prints, rows_b: NDArray[Any]) -> NDArray[Any]:
+def same_bits(
+    a: FingerprintColumns, rows_a: NDArray[Any], b: FingerprintColumns, rows_b: NDArray[Any]
+) -> NDArray[Any]:
     """Return where two fingerprints have one hash, hence the same bits at the same places."""
     equal: NDArray[Any] = (a.hash[rows_a] == b.hash[rows_b]).all(axis=1)
     equal &= a.elements[rows_a] == b.elements[rows_b]
@@ -93,7 +95,7 @@ def same_bits(a: Prints, rows_a: NDArray[Any], b: Prints, rows_b: NDArray[Any]) 
 
 
 def relative_distances(
-    a: Prints, rows_a: NDArray[Any], b: Prints, rows_b: NDArray[Any]
+    a: FingerprintColumns, rows_a: NDArray[Any], b: FingerprintColumns, rows_b: NDArray[Any]
 ) -> NDArray[np.float64]:
     """Return ‖a − b‖ / ‖b‖ of paired fingerprints, each within ±9 % (one sigma, from 64 buckets).
 
@@ -116,7 +118,7 @@ def relative_distances(
 
 
 def cosines(
-    a: Prints, rows_a: NDArray[Any], b: Prints, rows_b: NDArray[Any]
+    a: FingerprintColumns, rows_a: NDArray[Any], b: FingerprintColumns, rows_b: NDArray[Any]
 ) -> NDArray[np.float64]:
     """Return the cosine of every pair, one row of `a` by one column of `b`; nan across sizes."""
     one, two = a.sketches(rows_a), b.sketches(rows_b)

@@ -19,11 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brickline.comparison.envelope import UNIT_ROUNDOFF, unit_roundoff
-from brickline.comparison.limits import is_lean
+from brickline.align.keys import Ints
+from brickline.align.sequences import Bools
+from brickline.comparison.fingerprint_columns import CHUNK, FingerprintColumns
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.prints import CHUNK, Prints
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
+from brickline.comparison.rounding.envelope import UNIT_ROUNDOFF, unit_roundoff
+from brickline.comparison.rounding.limits import is_lean
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 COARSE = UNIT_ROUNDOFF["float16"]
 """Unit roundoff from which on directions are looked at. In float32 the limit of a distance is no
@@ -136,7 +138,7 @@ def directions_of(a: Side, b: Side, found: Differences) -> Directions:
 
 
 def _measured(
-    a: Prints, ours: Ints, b: Prints, theirs: Ints, delta: Floats
+    a: FingerprintColumns, ours: Ints, b: FingerprintColumns, theirs: Ints, delta: Floats
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return factor, shift, evenness and peak of paired fingerprints."""
     elements = np.maximum(b.elements[theirs], 1).astype(float)
@@ -153,7 +155,7 @@ def _measured(
     return factor, shift, evenness, peak
 
 
-def _peaks(a: Prints, ours: Ints, b: Prints, theirs: Ints) -> Floats:
+def _peaks(a: FingerprintColumns, ours: Ints, b: FingerprintColumns, theirs: Ints) -> Floats:
     """Return how far the largest bucket of each difference lies beyond all others' spread."""
     out = np.zeros(len(ours))
     for begin in range(0, len(ours), CHUNK):

@@ -10,15 +10,17 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.prints import cosines, relative_distances
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
+from brickline.align.keys import Ints
+from brickline.align.sequences import Bools
+from brickline.comparison.fingerprint_columns import cosines, relative_distances
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 NEAR = 0.1
 """Relative L2 up to which two tensors are the same by value."""
 ENOUGH = 1.5
-"""Likeness below which two launches are not one."""
+"""Similarity below which two launches are not one."""
 SAME_BITS, SAME_VALUE, LIKE_VALUE, SOME_VALUE, OTHER_VALUE = 6.0, 4.0, 2.5, 1.0, -0.75
-"""Likeness of the outputs: equal hashes; cosine above 0.99, 0.9, 0.5; and less than that."""
+"""Similarity of the outputs: equal hashes; cosine above 0.99, 0.9, 0.5; and less than that."""
 SAME_TYPE, SAME_TAIL, SAME_NAME, OTHER_SIZE, OTHER_DEPTH = 1.0, 1.0, 1.0, -3.0, -1.0
 
 
@@ -30,7 +32,7 @@ def first_outputs(side: Side) -> Ints:
     return out
 
 
-class Likeness:
+class Similarity:
     """How much speaks for two launches being one."""
 
     def __init__(self, a: Side, b: Side, position: Ints) -> None:

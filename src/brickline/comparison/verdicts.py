@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.directions import Directions
-from brickline.comparison.envelope import deep_envelope
+from brickline.align.keys import Ints
+from brickline.align.sequences import Bools
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import Bools, Ints, Side
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.rounding.directions import Directions
+from brickline.comparison.rounding.envelope import deep_envelope
+from brickline.comparison.sides import Side
 from brickline.comparison.suspects import Suspect
 from brickline.comparison.triage import LEAF, OUT, Units
 from brickline.verdict import Verdict

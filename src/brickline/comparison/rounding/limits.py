@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from brickline.comparison.envelope import ROUNDINGS_GLUE, ROUNDINGS_LEAF, ROUNDINGS_NORM
+from brickline.align.keys import Ints
+from brickline.align.sequences import Bools
 from brickline.comparison.operands import Differences, Floats
-from brickline.comparison.sides import PARAMETER_INDEX, Bools, Ints, Side
+from brickline.comparison.rounding.envelope import ROUNDINGS_GLUE, ROUNDINGS_LEAF, ROUNDINGS_NORM
+from brickline.comparison.sides import PARAMETER_INDEX, Side
 
 LEAN_LIMIT = 3.0
 """Clean linear layers, convolutions and embeddings stayed below 1.5 in benchmarks/localisation."""

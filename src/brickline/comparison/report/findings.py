@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.directions import Directions
 from brickline.comparison.operands import Differences
-from brickline.comparison.places import place_of_difference, scale_of_difference
-from brickline.comparison.run_pair import name_of
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.report.places import place_of_difference, scale_of_difference
+from brickline.comparison.report.run_pair import name_of
+from brickline.comparison.rounding.directions import Directions
 from brickline.comparison.sides import OP, PARAMETER_INDEX, Side, settings_of
 from brickline.comparison.suspects import Sign, Suspect
 from brickline.comparison.triage import IN, LEAF, Units

@@ -14,19 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from brickline.comparison.align import Alignment
 from brickline.comparison.conditions import all_recording_facts, recording_facts
-from brickline.comparison.directions import Directions
-from brickline.comparison.ends import LaunchEnds, Output, RootEnds, ends_of
-from brickline.comparison.findings import Findings
-from brickline.comparison.judging import ORDER, Judgement, reference_covered
 from brickline.comparison.operands import Differences
-from brickline.comparison.run_pair import RunPair, launch_name, problems_of, unmatched_launches
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.report.ends import LaunchEnds, Output, RootEnds, ends_of
+from brickline.comparison.report.findings import Findings
+from brickline.comparison.report.run_pair import (
+    RunPair,
+    launch_name,
+    problems_of,
+    unmatched_launches,
+)
+from brickline.comparison.rounding.directions import Directions
 from brickline.comparison.sides import FLAT, OP, Side
 from brickline.comparison.suspects import Sign, Spared, Suspect
+from brickline.comparison.traces.sides import traces_from_part
 from brickline.comparison.triage import Units, first_update
+from brickline.comparison.verdicts import ORDER, Judgement, reference_covered
 from brickline.runs import Run
-from brickline.trace_sides import traces_from_part
 from brickline.traces import KernelTrace
 from brickline.verdict import Coverage, DivergenceReport, Finding, Status, VerdictTable
 

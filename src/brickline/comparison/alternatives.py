@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from brickline.comparison.align import Alignment
-from brickline.comparison.likeness import NEAR
+from brickline.align.keys import Ints
 from brickline.comparison.operands import Differences, moved
-from brickline.comparison.places import scale_of_difference
-from brickline.comparison.sides import PARAMETER_INDEX, Ints, Side
+from brickline.comparison.pairing import Alignment
+from brickline.comparison.report.places import scale_of_difference
+from brickline.comparison.sides import PARAMETER_INDEX, Side
+from brickline.comparison.similarity import NEAR
 from brickline.comparison.triage import GRAD, LEAF, Units
 from brickline.comparison.weights import odd_ones
 
@@ -22,7 +23,7 @@ TAKEN_BACK = 0.3
 """Part of an error, in absolute size, below which it has been taken back by what follows."""
 
 
-class Doubts:
+class Alternatives:
     """Reasons not to blame, of one pair of runs."""
 
     def __init__(

@@ -1,0 +1,1 @@
+"""What was found in two runs, in words and figures."""

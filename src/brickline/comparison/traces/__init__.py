@@ -1,0 +1,1 @@
+"""The seed's comparison of launches by kernel, layer and position."""
