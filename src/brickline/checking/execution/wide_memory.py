@@ -41,11 +41,19 @@ class WideMemory:
 
     def widened(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor in float64: as a call left it, where one did."""
+        known = self._known(tensor)
+        return tensor.double() if known is None else known.clone()
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Return whether a call left this tensor."""
+        return self._known(tensor) is not None
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if _is_kept(tensor) and self._pairs:
             for native, wide in reversed(self._pairs.get(_key(tensor), ())):
                 if torch.equal(native, tensor):
-                    return wide.clone()
-        return tensor.double()
+                    return wide
+        return None
 
 
 def _is_kept(tensor: torch.Tensor) -> bool:

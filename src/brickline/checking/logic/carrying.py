@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from brickline.align.pieces import Pieces
+from brickline.checking.execution.wide_memory import WideMemory
 from brickline.checking.snapshot import tensors_in
 
 FLOAT32 = 2.0**-24
@@ -89,7 +90,9 @@ def is_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 # --- what is not shared
 
 
-def unshared_tensors(root: Any, other: Any) -> dict[str, float]:
+def unshared_tensors(
+    root: Any, other: Any, left: WideMemory | None = None
+) -> dict[str, float]:
     """Return which tensors of one side the other lacks, and by how much rounding may move them.
 
     That is one rounding in the coarser dtype of both sides. Of a tensor that is there for the most
@@ -102,6 +105,8 @@ def unshared_tensors(root: Any, other: Any) -> dict[str, float]:
     unknown: dict[str, torch.Tensor] = {}
     for name, tensor in own.items():
         partner = theirs.get(name)
+        if left is not None and left.knows(tensor):
+            continue
         if partner is None or partner.shape != tensor.shape:
             unknown[name] = tensor
         elif not (is_equal(tensor, partner) or is_rounded(tensor, partner)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,10 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from brickline.align.equality import Bank, comparable
-from brickline.align.layouts import order_of_equals
+from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
 from brickline.checking.execution.tape import Tape
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 
+WIDE = 1e-5
+"""Part of a value's RMS from which on a tolerance is wide."""
+MOST_ORDERS = 6
+"""Orders of elements that are looked at then."""
 Explained = dict[int, "int | None"]
 """For each value of the candidate the reference's that it is equal to, or a part of."""
 
@@ -52,7 +57,7 @@ def explain(
         elif is_plain_copy(ours.tape, value):
             explained[index] = explained[value.step.inputs[0]]
         elif ours.informative(index):
-            explained[index] = _equal(ours, bank, index)
+            explained[index] = _equal(ours, theirs, bank, index)
         else:
             explained[index] = None
     for index in _out_of_order(ours, theirs, explained, healed):
@@ -64,13 +69,58 @@ def _is_unchanged(tape: Tape, index: int, tensor: object) -> bool:
     return index < len(tape.values) and tape.values[index].tensor is tensor
 
 
-def _equal(ours: KnownValues, bank: Bank[int], index: int) -> int | None:
+def _equal(ours: KnownValues, theirs: KnownValues, bank: Bank[int], index: int) -> int | None:
     elements, tolerance = ours.values[index].flat, ours.tolerances[index]
-    equals = bank.equals(elements, tolerance)
+    equals = equal_values(ours, theirs, bank, index, elements)
     if equals:
         return equals[0]
-    wholes = bank.wholes(elements, tolerance)
-    return wholes[0] if wholes else None
+    if _is_wide(tolerance, elements):
+        return None
+    wholes = (
+        whole
+        for whole in bank.wholes(elements, tolerance)
+        if not _is_wide(theirs.tolerances[whole], elements)
+    )
+    return next(wholes, None)
+
+
+def equal_values(
+    ours: KnownValues, theirs: KnownValues, bank: Bank[int], index: int, elements: np.ndarray
+) -> list[int]:
+    """Return the reference's values that have the elements of one of ours, the nearest first.
+
+    Where the tolerance is wide, any two values of a kind have nearly the same sorted elements:
+    then they must agree in place, in an order that the shapes allow.
+
+    Args:
+        ours: The candidate's values.
+        theirs: The reference's.
+        bank: The latter by their elements.
+        index: Of the candidate's value.
+        elements: What it holds, or would.
+    """
+    tolerance = ours.tolerances[index]
+    equals = bank.equals(elements, tolerance)
+    mine = comparable(elements)
+    shape = shape_of(ours.values[index].shape, elements.size)
+    kept: list[int] = []
+    for other in equals:
+        margin = tolerance + theirs.tolerances[other]
+        if not _is_wide(margin, elements):
+            kept.append(other)
+            continue
+        value = theirs.values[other]
+        right = comparable(value.flat)
+        shapes = [shape], [shape_of(value.shape, right.size)]
+        orders = itertools.islice(orders_by_shape(*shapes), MOST_ORDERS)
+        if any(np.abs(mine - right[order]).max(initial=0.0) <= margin for order in orders):
+            kept.append(other)
+    return kept
+
+
+def _is_wide(tolerance: float, elements: np.ndarray) -> bool:
+    size = np.sqrt(np.mean(np.square(comparable(elements)))) if elements.size else 0.0
+    return bool(tolerance > WIDE * size)
 
 
 def _out_of_order(

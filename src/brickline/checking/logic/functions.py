@@ -116,7 +116,7 @@ def _compared(rerun: Rerun, inquiry: Inquiry) -> Logic:
     if error <= FLOOR:
         return Logic(error)
     unshared = [
-        unshared_tensors(side.root, other.root)
+        unshared_tensors(side.root, other.root, side.left)
         for side, other in zip(sides, sides[::-1], strict=True)
     ]
     noise = max(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from brickline.checking.execution.tape import CONSTANT, WEIGHT, Frame, Step
+from brickline.checking.execution.tape import CONSTANT, WEIGHT, Frame, Step, Value
 from brickline.checking.logic.known_values import is_plain_copy
 from brickline.checking.logic.search import Cut, Handed, Search
 from brickline.checking.stage import family_of
@@ -55,14 +55,23 @@ def _of_region(search: Search, cut: Cut, indices: Sequence[int]) -> Blame:
     paths = list(dict.fromkeys(value.step.frame.path for value in reversed(computed)))
     holders = [
         holder_of(value.name)
-        for value in region
-        if value.step.name == WEIGHT and _is_odd_weight(search, value.index)
+        for value in _weights_in(search, region)
+        if _is_odd_weight(search, value.index)
     ]
     if len(set(holders)) == 1:
         paths = [holders[0]]
     elif holders:
         paths = [path for path in paths if path in holders] or paths
     return Blame(tuple(paths), _line(values[cut.value].step))
+
+
+def _weights_in(search: Search, region: Sequence[Value]) -> list[Value]:
+    """Return the weights that the operations of a region read, also those that are right."""
+    weights = {value.index: value for value in region if value.step.name == WEIGHT}
+    for value in region:
+        if not value.step.moves and value.step.func is not None:
+            weights.update((weight.index, weight) for weight in _weights_of(search, value))
+    return list(weights.values())
 
 
 def _cleared(search: Search, cut: Cut) -> set[int]:
@@ -86,20 +95,24 @@ def _cleared(search: Search, cut: Cut) -> set[int]:
 
 
 def _is_odd_weight(search: Search, index: int) -> bool:
-    """Return whether a weight is none of the reference's, though its siblings' are."""
-    if search.explained.get(index) is not None or not search.ours.informative(index):
-        return False
+    """Return whether a weight is made of the reference's in another way than its siblings are."""
     value = search.ours.values[index]
-    if search.bank.parts(value.flat):
-        return False
     family = family_of(value.name)
     siblings = [
-        other.index
+        other
         for other in search.ours.values
         if other.step.name == WEIGHT and other.index != index and family_of(other.name) == family
     ]
+    own = search.makeup.of(value)
+    others = {search.makeup.of(other) for other in siblings}
+    if len(others) == 1 and None not in others:
+        return own not in others
+    if search.explained.get(index) is not None or not search.ours.informative(index):
+        return False
+    if search.bank.parts(value.flat):
+        return False
     return not siblings or any(
-        search.explained.get(other) is not None or search.bank.parts(search.ours.values[other].flat)
+        search.explained.get(other.index) is not None or search.bank.parts(other.flat)
         for other in siblings
     )
 
@@ -117,6 +130,9 @@ def _of_handed(search: Search, cut: Cut, handed: Handed) -> Blame:
     step, value = steps[handed.step], values[handed.value]
     if value.step.name == WEIGHT:
         return Blame((holder_of(value.name),), _line(step))
+    odd = [weight for weight in _weights_of(search, value) if _is_odd_weight(search, weight.index)]
+    if odd:
+        return Blame((holder_of(odd[0].name),), _line(step))
     if handed.partner is None:
         return Blame((step.frame.path,), _line(step), handed=True)
     usual = _usual_giver(search, handed, step)
@@ -132,6 +148,21 @@ def _of_handed(search: Search, cut: Cut, handed: Handed) -> Blame:
         fit = [path for path in paths if all(encloses(path, holder) for holder in holders)]
         paths = fit[:1] or paths
     return Blame(tuple(dict.fromkeys(paths)), _line(step), handed=True)
+
+
+def _weights_of(search: Search, value: Value) -> list[Value]:
+    """Return the weights from which a value was made directly."""
+    values = search.ours.values
+    while value.step.moves and value.step.inputs:
+        value = values[value.step.inputs[0]]
+    weights: list[Value] = []
+    for source in value.step.inputs:
+        current = values[source]
+        while current.step.moves and len(current.step.inputs) == 1:
+            current = values[current.step.inputs[0]]
+        if current.step.name == WEIGHT:
+            weights.append(current)
+    return weights
 
 
 def _holders(search: Search, handed: Handed) -> list[str]:

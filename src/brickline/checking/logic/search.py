@@ -30,7 +30,8 @@ from brickline.checking.execution.tape import (
     flat_of,
     shaped,
 )
-from brickline.checking.logic.explaining import Explained, explain
+from brickline.checking.logic.explaining import Explained, equal_values, explain
+from brickline.checking.logic.makeup import Makeup
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 
 MOST_CUTS = 12
@@ -108,6 +109,7 @@ class Search:
         """
         self.ours, self.theirs = ours, theirs
         self.bank = theirs.bank()
+        self.makeup = Makeup(theirs.values)
         self.original = ours
         self._outputs, self._differs, self._rerun = list(outputs), differs, rerun
         read = {value.name for value in ours.values if value.step.name == WEIGHT}
@@ -346,7 +348,9 @@ class Search:
                 ):
                     continue
                 elements = flat_of(replay.contents(value.index))
-                for other in self.bank.equals(elements, self.ours.tolerances[value.index]):
+                for other in equal_values(
+                    self.ours, self.theirs, self.bank, value.index, elements
+                ):
                     known = self.theirs.values[other]
                     if other not in later or known.step.moves:
                         continue
