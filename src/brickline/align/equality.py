@@ -29,11 +29,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 def comparable(elements: np.ndarray) -> np.ndarray:
     """Return elements with every filler of a mask the same, and NaN as one of their own."""
-    return np.clip(
-        np.nan_to_num(elements, nan=0.9 * CLIPPED, posinf=CLIPPED, neginf=-CLIPPED),
-        -CLIPPED,
-        CLIPPED,
-    )
+    finite = np.nan_to_num(elements, nan=0.9 * CLIPPED, posinf=CLIPPED, neginf=-CLIPPED)
+    clipped: np.ndarray = np.clip(finite, -CLIPPED, CLIPPED)
+    return clipped
 
 
 def is_informative(elements: np.ndarray) -> bool:
@@ -99,7 +97,7 @@ class Bank(Generic[Name]):
             shelf.table = np.array(shelf.quantiles)
         gaps = np.abs(shelf.table[:, :-1] - _quantiles(ordered)).max(axis=1)
         near = np.flatnonzero(gaps <= shelf.table[:, -1] + tolerance)
-        names: list[Name] = [shelf.names[k] for k in near[np.argsort(gaps[near], kind="stable")]]  # type: ignore[misc]
+        names: list[Name] = [shelf.names[k] for k in near[np.argsort(gaps[near], kind="stable")]]
         return [name for name in names if self._is_equal(name, ordered, tolerance)]
 
     def is_equal(self, name: Name, elements: np.ndarray, tolerance: float = 0.0) -> bool:

@@ -31,8 +31,7 @@ def orders_by_shape(
     for wanted, given in itertools.product(map(_squeezed, ours), map(_squeezed, theirs)):
         if int(np.prod(wanted)) != int(np.prod(given)):
             continue
-        for order in _exchanges(wanted, given, seen):
-            yield order
+        yield from _exchanges(wanted, given, seen)
         if sorted(wanted) != sorted(given):
             for fine in itertools.islice(_splits(given, wanted), MOST_SPLITS):
                 yield from _exchanges(wanted, fine, seen)

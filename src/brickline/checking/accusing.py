@@ -7,18 +7,18 @@ right shows nothing of the rest of what it is a part of, nor of those whom else 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from brickline.checking.facts import Fact
 from brickline.checking.op_kinds import POINTWISE
 from brickline.checking.pairing import is_boundary
 from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import Segment, is_handed, origin_of
-from brickline.checking.stage import ARGUMENT, Key
+from brickline.checking.stage import ARGUMENT
 
 
 def accused_values(
-    facts: list[Fact], ways: Sequence[Segment], recording: Recording, trusted: Collection[Key]
+    facts: list[Fact], ways: Sequence[Segment], recording: Recording
 ) -> dict[int, list[Value]]:
     """Return the values that may be wrong, by the `id` of each suspicious fact.
 
@@ -26,7 +26,6 @@ def accused_values(
         facts: All that was measured at one call.
         ways: How each of the compared values came about.
         recording: The candidate's values.
-        trusted: Values whose weights are the reference's but for a factor per row.
     """
     innocent = _innocent(facts, ways, recording)
     found: dict[int, list[Value]] = {}
@@ -34,10 +33,6 @@ def accused_values(
         if not fact.suspicious:
             continue
         accused = [each for each in way.values if each.index not in innocent] or way.values[-1:]
-        others = [each for each in accused if each.key not in trusted]
-        if any(each.parameters for each in others):
-            # A factor per row is the matter of the weights that come after.
-            accused = others
         if all(each.key.op.startswith(ARGUMENT) for each in accused):
             accused = way.values
         found[id(fact)] = accused

@@ -9,24 +9,22 @@ arithmetic that differ from the reference are another way to round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from brickline.checking.accusing import accused_values
-from brickline.checking.blaming import FAINT, blame
+from brickline.checking.blaming import blame
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
-from brickline.checking.pairing import Pairing, WeightEvidence, is_boundary, precision
+from brickline.checking.pairing import Pairing, is_boundary, precision
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Operation, Recording, Value
-from brickline.checking.segments import Segment, modules_of, origin_of, segments_of
+from brickline.checking.segments import Segment, modules_of, origin_of, segments_of, writers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import RandomState, State
-from brickline.checking.stage import Key
-from brickline.checking.testimony import ask_the_writers, clear_the_right, weights_at_work
+from brickline.checking.stage import ARGUMENT, Key
 from brickline.oracle.bounds import op_bound
 from brickline.oracle.calls import Call as OpCall
 from brickline.oracle.calls import NoExactForm
@@ -108,39 +106,17 @@ class _Logic:
 class _Again:
     """Listener: the candidate once more, and each of its operations against its own bound."""
 
-    def __init__(self, wanted: set[Key], held: set[Key], folded: Collection[Key] = ()) -> None:
+    def __init__(self, wanted: set[Key], held: set[Key]) -> None:
         self.found: dict[Key, torch.Tensor] = {}
         self.worst: dict[Key, float] = {}
-        self.sizes: dict[Key, torch.Tensor] = {}
-        """The most that is added up in each channel where weights are made beforehand."""
         self._wanted = wanted
         self._held = held
-        self._folded = folded
 
     def __call__(self, value: Value, operation: Operation | None) -> None:
         if value.key in self._wanted:
             self.found[value.key] = value.tensor.clone()
         if value.key in self._held and operation is not None and not value.view:
             self.worst[value.key] = _arithmetic_ratio(value.tensor, value.key.out, operation)
-            if value.key in self._folded:
-                made = _with_sizes(operation, value.key.out)
-                if made is not None:
-                    self.sizes[value.key] = made
-
-
-def _with_sizes(operation: Operation, number: int) -> torch.Tensor | None:
-    """Return the most that an operation makes of the sizes of its numbers, for each channel."""
-    args, kwargs = tree_map_only(torch.Tensor, torch.abs, (operation.args, operation.kwargs))
-    try:
-        made = OpCall(operation.func, args, kwargs).exact()[number]
-    except (NoExactForm, RuntimeError, IndexError):
-        return None
-    if made is None or made.ndim < 2:
-        return None
-    channel = 1 if "convolution" in operation.func._schema.name else made.ndim - 1
-    others = [each for each in range(made.ndim) if each != channel]
-    # What a bias is made of may be larger than the bias: it shows nowhere.
-    return made.amax(others, keepdim=True).expand_as(made)
 
 
 def _arithmetic_ratio(made: torch.Tensor, number: int, operation: Operation) -> float:
@@ -186,10 +162,10 @@ def arbitrate(
     segments = {
         id(fact): way.values for fact, way in zip(facts, ways, strict=True) if fact.suspicious
     }
-    working = accused_values(facts, ways, recording, pairing.trusted)
+    working = accused_values(facts, ways, recording)
     wanted = {each.key for each in doubtful}
     held = {value.key for each in segments.values() for value in each}
-    again = _Again(wanted, held, pairing.trusted)
+    again = _Again(wanted, held)
     _performed(rerun, again)
     logic = _Logic(recording, _forced(recording, pairing, wanted), wanted)
     wide = _performed(rerun, logic, wide=True)
@@ -207,18 +183,30 @@ def arbitrate(
         else:
             fact.verdict = Verdict.CULPRIT
             guilty.append(fact)
-    if not pairing.same_code:
-        guilty = _loud(guilty)
     ask_the_writers(guilty, recording)
-    weights = pairing.by_weights() if guilty else WeightEvidence()
-    modules = rerun.side.stage.modules
-    clear_the_right(guilty, working, weights, pairing.alike, modules, recording)
-    open_facts = blame(guilty, recording, weights_at_work(weights, guilty, working))
-    if pairing.same_code:
-        return guilty
-    for fact in open_facts:
-        leave_open(fact, rerun.side.stage.display)
-    return [each for each in guilty if each.verdict is Verdict.CULPRIT]
+    blame(guilty, recording)
+    return guilty
+
+
+def ask_the_writers(guilty: list[Fact], recording: Recording) -> None:
+    """Blame a wrong argument of the call on who wrote to it, where that is known."""
+    named = [path for each in guilty if not _is_written(each) for path in each.modules]
+    accused = [path for path in dict.fromkeys(named) if path]
+    for fact in guilty:
+        if not _is_written(fact) or fact.modules != ("",):
+            continue
+        writers = writers_of(recording, recording.by_key[fact.key])
+        known = tuple(each for each in accused if any(_lies_in(path, each) for path in writers))
+        if known or len(writers) == 1:
+            fact.modules = known or writers
+
+
+def _lies_in(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}.")
+
+
+def _is_written(fact: Fact) -> bool:
+    return fact.key.op.startswith(ARGUMENT)
 
 
 def _repeated(facts: list[Fact], ways: Sequence[Segment], recording: Recording) -> set[int]:
@@ -246,19 +234,6 @@ def leave_open(fact: Fact, display: Callable[[str], str]) -> None:
         if len(names) > 1
         else f"{told} looks wrong, and repairing it changes little"
     )
-
-
-def _loud(guilty: list[Fact]) -> list[Fact]:
-    """Leave what is hardly more than rounding to be watched, beside what is far from it."""
-    worst = max((each.ratios.relative_l2 for each in guilty), default=0.0)
-    found = []
-    for fact in guilty:
-        faint = fact.ratios.z <= EXCUSED_RATIO and fact.ratios.relative_l2 < FAINT * worst
-        if faint:
-            fact.verdict = Verdict.WATCH
-        else:
-            found.append(fact)
-    return found
 
 
 def _forced(recording: Recording, pairing: Pairing, wanted: set[Key]) -> set[Key]:
@@ -316,36 +291,13 @@ def _is_rounding(
         return False
     coarse = max((fact.dtype, work), key=unit_roundoff)
     same = _is_same_logic(measure(ours, exact, dtype=coarse), fact, coarse)
-    if not same and not _is_folding(ours, exact, fact, segment, again, coarse):
+    if not same:
         return False
     worst = max((again.worst.get(value.key, 0.0) for value in segment), default=0.0)
     if worst > CULPRIT_LIMIT:
         return False
     small = fact.ratios.relative_l2 <= EXCUSED_ULPS * unit_roundoff(coarse)
     return small or fact.ratios.rmse <= EXCUSED_RATIO
-
-
-def _is_folding(
-    ours: torch.Tensor,
-    exact: torch.Tensor,
-    fact: Fact,
-    segment: list[Value],
-    again: _Again,
-    coarse: torch.dtype,
-) -> bool:
-    """Whether two programs in float64 differ by the rounding of weights that one made beforehand.
-
-    Each of their numbers is rounded once there, and each of those they are made from here.
-    """
-    last = [each for each in segment if not each.view and not is_boundary(each.key)][-1:]
-    sizes = again.sizes.get(last[0].key) if last else None
-    if sizes is None or fact.part is None:
-        return False
-    laid = fact.part.ours(sizes, exact.shape)
-    if laid is None:
-        return False
-    limit = EXCUSED_ULPS * unit_roundoff(coarse) * laid.to(exact.device)
-    return bool(((ours.to(exact.device).double() - exact.double()).abs() <= limit).all())
 
 
 def _is_same_logic(apart: Ratios, fact: Fact, coarse: torch.dtype) -> bool:

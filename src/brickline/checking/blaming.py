@@ -1,9 +1,8 @@
 """Who is to blame, where several modules had a hand in what is wrong.
 
 One module that explains several wrong values is likelier than several that explain one each. Among
-those left, one with odd weights stands out, then one that does other operations than its siblings
-in other layers; then the first, because right values before it would have found their partner.
-Where only that is left to go by and many are left, nobody is sure.
+those left, one that does other operations than its siblings in other layers stands out; then the
+first, because right values before it would have found their partner.
 """
 
 from __future__ import annotations
@@ -12,32 +11,23 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from brickline.checking.facts import Fact
-from brickline.checking.pairing import WeightEvidence, is_boundary
+from brickline.checking.pairing import is_boundary
 from brickline.checking.recording import Recording
 from brickline.checking.stage import family_of
 
 FAINT = 1e-3
 """What is wrong by less than this part of what else is wrong says nothing about who did that."""
-CROWD = 3
-"""Among so many modules that are as likely, being the first says nothing."""
 
 
-def blame(
-    guilty: Sequence[Fact], recording: Recording, weights: WeightEvidence | None = None
-) -> list[Fact]:
+def blame(guilty: Sequence[Fact], recording: Recording) -> None:
     """Put the module to blame first among each fact's modules; note those that are as likely.
 
     Args:
         guilty: What is wrong, each with the modules that had a hand in it.
         recording: What the candidate made.
-        weights: What the modules' weights say of them.
-
-    Returns:
-        Those of which the first module is no more than the likeliest.
     """
     odd = odd_modules(recording) if any(len(each.modules) > 1 for each in guilty) else set()
-    held = weights or WeightEvidence()
-    waiting, unsure = list(guilty), []
+    waiting = list(guilty)
     while waiting:
         loud = FAINT * max(each.ratios.relative_l2 for each in waiting)
         counts = Counter(
@@ -52,25 +42,14 @@ def blame(
                 dict.fromkeys(path for fact in waiting for path in fact.modules)
             )
         }
-        ranks = {
-            path: (
-                counts[path],
-                path in held.odd,
-                path in held.unfound,
-                path in odd,
-            )
-            for path in counts
-        }
+        ranks = {path: (counts[path], path in odd) for path in counts}
         chosen = max(counts, key=lambda path: (*ranks[path], -order[path]))
         for fact in [each for each in waiting if chosen in each.modules]:
             others = tuple(path for path in fact.modules if path != chosen)
             equals = [path for path in others if ranks.get(path) == ranks[chosen]]
             fact.notes["equals"] = equals
-            if len(equals) >= CROWD - 1:
-                unsure.append(fact)
             fact.modules = (chosen, *others)
             waiting.remove(fact)
-    return unsure
 
 
 def odd_modules(recording: Recording) -> set[str]:

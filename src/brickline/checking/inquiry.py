@@ -18,7 +18,6 @@ from brickline.checking.masks import idle_queries, is_of_transformers
 from brickline.checking.pairing import Pairing
 from brickline.checking.patching import Free, Mended
 from brickline.checking.recording import Recording
-from brickline.checking.same_values import nearness
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
 from brickline.checking.stage import Key
@@ -66,22 +65,11 @@ class Inquiry:
         """Return what is measured with partners."""
         return Held(pairing, self.answer(pairing).facts)
 
-    def glance(self, pairing: Pairing, key: Key, dtype: torch.dtype) -> bool:
-        """Whether one of the reference's values comes out right with partners."""
+    def ran(self) -> State:
+        """Let the reference make the call as it is, and return the state that it leaves."""
         self.state.restore()
-        listener = Clean(pairing, self.recording)
-        try:
-            perform(self.reference, self.call, keep=False, listener=listener)
-        except Exception:
-            # A value in the wrong place may be one with which it cannot run.
-            return False
-        return listener.is_near(key, 2 * nearness(dtype))
-
-    def recorded(self, pairing: Pairing) -> Recording:
-        """Return all that the reference makes from the candidate's values."""
-        self.state.restore()
-        listener = Clean(pairing, self.recording)
-        return perform(self.reference, self.call, views=True, listener=listener)
+        perform(self.reference, self.call, keep=False)
+        return State(self.reference.root)
 
     def free(self, pairing: Pairing, *, wide: bool) -> Free:
         """Let the reference run by itself, in float64 or as it is."""

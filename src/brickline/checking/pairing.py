@@ -7,7 +7,7 @@ weights, values and dataflow; this holds what was found.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -162,36 +162,12 @@ class Partner:
         return found
 
 
-@dataclass(frozen=True)
-class WeightEvidence:
-    """What their weights say of the candidate's modules."""
-
-    cleared: Collection[str] = ()
-    """They only multiply with weights that the reference holds too."""
-    odd: Collection[str] = ()
-    """The reference does not hold their weights, though it holds those of their like."""
-    held: Collection[str] = ()
-    """The reference holds all of their weights."""
-    unfound: Collection[str] = ()
-    """The reference holds some rows of their weights and not the others."""
-
-
 @dataclass
 class Pairing:
     """Partners of the reference's values, by their keys."""
 
     partners: dict[Key, Partner] = field(default_factory=dict)
-    guesses: dict[Key, Partner] = field(default_factory=dict)
-    """Partners that are believed only where they explain what is wrong after them."""
     same_code: bool = True
-    proven: set[Key] = field(default_factory=set)
-    """The reference's values with partners from which on all comes out right."""
-    trusted: set[Key] = field(default_factory=set)
-    """The candidate's values whose weights are the reference's but for a factor per row."""
-    alike: set[str] = field(default_factory=set)
-    """The candidate's modules whose weights the reference uses in the same operations."""
-    by_weights: Callable[[], WeightEvidence] = WeightEvidence
-    """Finds out what the modules' weights say of them."""
     strangers: dict[tuple[str, int], str] = field(default_factory=dict)
     """Calls of the candidate that the reference does not make, with the path of who makes them."""
 

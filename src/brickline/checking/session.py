@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from brickline.checking.alignment import align, signature_of
 from brickline.checking.arbitration import Rerun
 from brickline.checking.backward import BackwardWatch
 from brickline.checking.endings import trouble_of
@@ -27,6 +26,7 @@ from brickline.checking.inquiry import Inquiry
 from brickline.checking.logic.wide_sides import left_by
 from brickline.checking.masks import IDLE, NOTE, is_for_another
 from brickline.checking.pairing import Pairing
+from brickline.checking.partners import partners_of, signature_of
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Recording
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
@@ -186,7 +186,7 @@ class Session:
         inquiry = Inquiry(self.candidate, self.reference, recording, call)
         state, dice = inquiry.state, RandomState()
         with contextlib.suppress(Exception), torch.no_grad():
-            pairing = align(recording, call, self.candidate, self.reference, state)
+            pairing = partners_of(recording, call, self.candidate, self.reference, state)
             position.facts = inquiry.hold(pairing).facts
             for each in position.facts:
                 if each.suspicious:
@@ -243,7 +243,7 @@ class Session:
         signature = signature_of(recording)
         known = self._pairings.get(signature)
         if known is None:
-            known = align(recording, call, self.candidate, self.reference, state)
+            known = partners_of(recording, call, self.candidate, self.reference, state)
             state.restore()
             self._pairings[signature] = known
         return known

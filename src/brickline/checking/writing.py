@@ -20,7 +20,6 @@ from brickline.checking.endings import ending
 from brickline.checking.examining import Position
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
-from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.writing import DIFFERENT, logic_answer, logic_findings
 from brickline.checking.masks import IDLE
 from brickline.checking.session import Session
@@ -121,28 +120,36 @@ class _Writer:
         guilty.sort(key=lambda each: (-(each.share or 0.0), each.position or 0))
         display = self.session.candidate.stage.display
         fed = logic_findings(self.session.positions, display, self.brick)
-        guilty = self._with_parts(guilty, fed)
+        if any(finding.verdict is Verdict.CULPRIT for finding in fed):
+            guilty = self._with_figures(fed, guilty)
         guilty += backward_findings(self.session.backward, self.brick)
         if not guilty:
             guilty = fed
         watched.sort(key=lambda each: -each[1].ratios.z)
         return guilty + [self._watched(*each) for each in watched[:WATCHED]]
 
-    def _with_parts(self, guilty: list[Finding], fed: list[Finding]) -> list[Finding]:
-        """Return culprits with the parts named that compute something else, in place of a whole."""
-        stage = self.session.candidate.stage
-        paths = {stage.display(path): plain_name(path) for path in stage.modules}
-        paths |= {stage.display(path): path for path in paths.values()}
-        known = {each.name for each in guilty}
-        kept = list(guilty)
-        for part in fed if guilty else ():
-            path = paths.get(part.name)
-            if part.verdict is not Verdict.CULPRIT or part.name in known or path is None:
+    def _with_figures(self, fed: list[Finding], measured: list[Finding]) -> list[Finding]:
+        """Return those whose logic is wrong, with what was measured of them in their dtype."""
+        known = {finding.name: finding for finding in measured}
+        found: list[Finding] = []
+        for finding in fed:
+            other = known.get(finding.name)
+            if other is None:
+                found.append(finding)
                 continue
-            around = [each for each in kept if _encloses(paths.get(each.name), path)]
-            kept = [each for each in kept if each not in around]
-            kept.insert(0 if around else len(kept), part)
-        return kept
+            position = min(finding.position or 0, other.position or 0)
+            found.append(
+                replace(
+                    other,
+                    position=position,
+                    cause=finding.cause,
+                    reason=finding.reason,
+                    source=finding.source,
+                    alternatives=finding.alternatives,
+                    evidence={**other.evidence, **finding.evidence},
+                )
+            )
+        return found
 
     def _culprit(self, path: str, facts: list[tuple[Position, Fact]]) -> Finding:
         position, first = facts[0]
@@ -238,7 +245,7 @@ class _Writer:
         unstable = sum(each.unstable for each in positions)
         if unstable:
             notes.append(f"{unstable} values are not the same when the candidate runs again")
-        if any(not each.facts and not each.problem for each in positions):
+        if any(not (call.facts or call.problem or _differs(call)) for call in positions):
             notes.append(
                 "of some calls nothing could be compared: no tensors, empty ones, or nothing in "
                 "common"
@@ -289,6 +296,11 @@ def _reason_of(fact: Fact) -> str | None:
 def _encloses(path: str | None, inner: str) -> bool:
     """Return whether one module lies inside another, by their paths."""
     return path is not None and path != inner and (not path or inner.startswith(f"{path}."))
+
+
+def _differs(call: Position) -> bool:
+    """Return whether the outputs of a call were compared in float64 and differ."""
+    return call.logic is not None and call.logic.differs
 
 
 def _op(fact: Fact) -> str:

@@ -62,7 +62,7 @@ class Frame:
     """Operations of its own so far, by name."""
 
     def line(self) -> Iterator[Frame]:
-        """Yield the frame, its caller, the caller's caller…"""
+        """Yield the frame, its caller, the caller's caller and so on."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -318,10 +318,8 @@ class Tape(Widened):
     def _index_of(self, tensor: torch.Tensor) -> int:
         """Return the value that a tensor holds now."""
         known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            base = known[1]
-        else:
-            base = self._leaf(tensor)
+        alive = known is not None and known[0]() is tensor
+        base = known[1] if known is not None and alive else self._leaf(tensor)
         written = self._written.get(_place(tensor), ())
         later = [(index, place) for index, place in written if index > base]
         if not later:
@@ -430,7 +428,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 def _is_same(contents: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Return whether a value still has the elements of a tensor."""
-    return contents.shape == tensor.shape and torch.equal(contents, tensor.to(contents.dtype))
+    return bool(contents.shape == tensor.shape and torch.equal(contents, tensor.to(contents.dtype)))
 
 
 def _geometry(tensor: torch.Tensor) -> Geometry:

@@ -90,9 +90,7 @@ def is_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 # --- what is not shared
 
 
-def unshared_tensors(
-    root: Any, other: Any, left: WideMemory | None = None
-) -> dict[str, float]:
+def unshared_tensors(root: Any, other: Any, left: WideMemory | None = None) -> dict[str, float]:
     """Return which tensors of one side the other lacks, and by how much rounding may move them.
 
     That is one rounding in the coarser dtype of both sides. Of a tensor that is there for the most

@@ -147,8 +147,8 @@ def _out_of_order(
                 break
         else:
             plain = np.abs(mine - right).max(initial=0.0) <= tolerance
-            order = np.arange(mine.size) if plain else order_of_equals(mine, right)
-            known.append(_Order(order, [value.index]))
+            places_of = np.arange(mine.size) if plain else order_of_equals(mine, right)
+            known.append(_Order(places_of, [value.index]))
     odd: set[int] = set()
     for known in places.values():
         if len(known) > 1:

@@ -37,6 +37,12 @@ class FedModule:
     """Modules that the evidence does not exclude either."""
     source: str | None = None
     """File and line of the operation that shows it."""
+    counterpart: str | None = None
+    """The module of the reference that computes the right thing. Default None: of the same name."""
+    members: tuple[str, ...] = ()
+    """Modules of other layers with the same fault."""
+    reason: str = "fed what its counterpart was given, it puts out something else in float64"
+    """What showed it."""
 
 
 @dataclass(frozen=True)

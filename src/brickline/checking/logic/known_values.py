@@ -1,4 +1,4 @@
-"""What one side computes, with how far right code may be from it, and how its values hang together."""
+"""What one side computes, and how far right code may be from it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class KnownValues:
         return seen
 
     def sources(self, index: int, stops: Collection[int]) -> list[int]:
-        """Return what a value is made from, the values that end the walk included, nearest first."""
+        """Return what a value is made from, nearest first; stops are included and end the walk."""
         seen = dict.fromkeys([index])
         todo = [index]
         while todo:
@@ -128,7 +128,7 @@ def is_plain_copy(tape: Tape, value: Value) -> bool:
     step = value.step
     if not step.moves or len(step.inputs) != 1:
         return False
-    return tape.values[step.inputs[0]].shape.numel() == value.shape.numel()
+    return bool(tape.values[step.inputs[0]].shape.numel() == value.shape.numel())
 
 
 def _places(tape: Tape) -> list[tuple[object, ...]]:

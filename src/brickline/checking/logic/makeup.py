@@ -1,4 +1,4 @@
-"""Which of the reference's weights a weight is made of, row by row: fused, split, in which order."""
+"""Which of the reference's weights a weight is made of, row by row."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def _copies(search: Search, index: int) -> Iterator[int]:
 
 
 def _inner_giver(search: Search, handed: Handed, giver: Frame) -> Frame | None:
-    """Return a module called by the giver that returned the value and had all to make the right one."""
+    """Return a module that returned the value to the giver and could have made the right one."""
     same = set(_copies(search, handed.value))
     partner = handed.partner
     assert partner is not None
@@ -212,9 +212,9 @@ def _inner_giver(search: Search, handed: Handed, giver: Frame) -> Frame | None:
             there.setdefault(other, index)
     needed = _needed(search, partner, there)
     for frame in search.ours.tape.frames:
-        if frame.parent is giver and not same.isdisjoint(frame.returned):
-            if needed and all(_is_at_hand(search, frame, index) for index in needed):
-                return frame
+        returned = frame.parent is giver and not same.isdisjoint(frame.returned)
+        if returned and needed and all(_is_at_hand(search, frame, index) for index in needed):
+            return frame
     return None
 
 

@@ -1,4 +1,4 @@
-"""Where the candidate leaves the reference: the place is found by putting values in each other's place.
+"""Where the candidate leaves the reference, found by putting the reference's values in its place.
 
 A cut is a value of the candidate with the reference's value that belongs there. It is believed only
 if the candidate, going on from the reference's value, computes something that it did not compute
@@ -22,7 +22,6 @@ from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
 from brickline.checking.execution.tape import (
     ARGUMENT,
     CONSTANT,
-    READ,
     WEIGHT,
     Replay,
     Tape,
@@ -31,8 +30,8 @@ from brickline.checking.execution.tape import (
     shaped,
 )
 from brickline.checking.logic.explaining import Explained, equal_values, explain
-from brickline.checking.logic.makeup import Makeup
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
+from brickline.checking.logic.makeup import Makeup
 
 MOST_CUTS = 12
 """Faults that are looked for, one after the other."""
@@ -79,7 +78,7 @@ class Handed:
     exchanged: int | None = None
 
 
-class Spent(Exception):
+class OutOfTimeError(Exception):
     """The time for the search is over."""
 
 
@@ -137,7 +136,7 @@ class Search:
                     break
                 self._heal(cut)
                 self.cuts.append(cut)
-        except Spent:
+        except OutOfTimeError:
             self.spent = True
         return self.cuts
 
@@ -212,7 +211,7 @@ class Search:
         return keys
 
     def idle_weights(self, weight: Value) -> list[str]:
-        """Return the candidate's weights that hold one of the reference's and that it never reads."""
+        """Return the weights that the candidate never reads and that are one of the reference's."""
         tolerance = self.theirs.tolerances[weight.index]
         return [
             name
@@ -317,8 +316,8 @@ class Search:
             usual = self._is_usual(index, partner)
             orders = itertools.islice(self._orders(index, partner), MOST_ORDERS)
             for number, order in enumerate(orders):
-                gap = np.linalg.norm(mine - right[order])
-                size = np.linalg.norm(mine) + np.linalg.norm(right)
+                gap = float(np.linalg.norm(mine - right[order]))
+                size = float(np.linalg.norm(mine) + np.linalg.norm(right))
                 choices.append((gap / max(size, 1e-300) - 0.5 * usual, partner, number, order))
         choices.sort(key=lambda choice: choice[:3])
         for _, partner, _, order in choices[:MOST_PARTNERS]:
@@ -348,9 +347,7 @@ class Search:
                 ):
                     continue
                 elements = flat_of(replay.contents(value.index))
-                for other in equal_values(
-                    self.ours, self.theirs, self.bank, value.index, elements
-                ):
+                for other in equal_values(self.ours, self.theirs, self.bank, value.index, elements):
                     known = self.theirs.values[other]
                     if other not in later or known.step.moves:
                         continue
@@ -384,7 +381,7 @@ class Search:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._end:
-            raise Spent
+            raise OutOfTimeError
 
     # --- its region
 
@@ -405,7 +402,7 @@ class Search:
         return cut
 
     def _reordered(self, cut: Cut) -> Cut | None:
-        """Return the earliest value with the right elements in an order that makes the cut wrong."""
+        """Return the earliest value whose elements lie in an order that makes the cut wrong."""
         trials = 0
         for index in sorted(self.ours.behind([cut.value], {})):
             partner = self.explained[index]
@@ -442,7 +439,7 @@ class Search:
         return order is not None and self._lies_in(index, partner, order)
 
     def _unexplain_disordered(self, index: int, order: Array) -> None:
-        """A value in a wrong order is no value of the reference, nor are copies like it before it."""
+        """A value in a wrong order is no value of the reference, nor are its like before it."""
         while True:
             partner = self.explained[index]
             self.explained[index] = None
@@ -526,7 +523,9 @@ class Search:
             if mine.shape != theirs.shape or mine.floating != theirs.floating:
                 continue
             reads = {(step.number, one): theirs.tensor for step, source in edges if source == one}
-            reads |= {(step.number, other): mine.tensor for step, source in edges if source == other}
+            reads |= {
+                (step.number, other): mine.tensor for step, source in edges if source == other
+            }
             if self._makes_right(cut, reads=reads):
                 return Handed(edges[0][0].number, one, None, other)
         return None
@@ -551,9 +550,7 @@ class Search:
             return None
         return with_values(self.ours.tape, replay.values)
 
-    def _explained_on(
-        self, tape: Tape, healed: Mapping[int, int]
-    ) -> tuple[KnownValues, Explained]:
+    def _explained_on(self, tape: Tape, healed: Mapping[int, int]) -> tuple[KnownValues, Explained]:
         """Return what the values of a repaired tape are."""
         ours = self.ours.on(tape)
         earlier = (self.ours.tape, self.explained)
@@ -582,12 +579,7 @@ def with_values(tape: Tape, others: Mapping[int, torch.Tensor]) -> Tape:
     made = object.__new__(Tape)
     made.__dict__.update(tape.__dict__)
     made.values = [
-        replace(value, tensor=others[value.index], _flat=None)
-        if value.index in others
-        else value
+        replace(value, tensor=others[value.index], _flat=None) if value.index in others else value
         for value in tape.values
     ]
     return made
-
-
-__all__ = ["READ", "Cut", "Handed", "Search"]

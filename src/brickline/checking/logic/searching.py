@@ -7,18 +7,24 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from brickline.align.equality import comparable
 from brickline.checking.execution.tape import Tape
 from brickline.checking.logic.carrying import nudge, nudged
 from brickline.checking.logic.feeding import FedModule
 from brickline.checking.logic.known_values import KnownValues
 from brickline.checking.logic.naming import blame
 from brickline.checking.logic.outputs import largest_distance
+from brickline.checking.logic.pairs import equal_pairs
 from brickline.checking.logic.search import Cut, Search
 from brickline.checking.logic.wide_sides import WideSide
+from brickline.checking.pairing import Partner
+from brickline.checking.stage import Key, family_of
 
 TINY = 2.0**-52
+COMPUTED = "with the reference's value in place of its own, what follows is right in float64"
+HANDED = "it hands on the wrong value: with the right one, what it is read for is right in float64"
 MOST_ALTERNATIVES = 3
-"""Modules of which one is wrong, where the evidence tells them not apart; of more, none is named."""
+"""Modules that the evidence does not tell apart; of more, none is named."""
 
 
 def searched_modules(
@@ -45,8 +51,37 @@ def searched_modules(
         names = blamed.paths
         if len(names) > MOST_ALTERNATIVES or any(name in found for name in names):
             continue
-        found[names[0]] = FedModule(names[0], 0.0, alternatives=names[1:], source=blamed.source)
+        first = several[0]
+        partner = search.theirs.values[first.partner]
+        found[names[0]] = FedModule(
+            names[0],
+            _distance(search, first),
+            alternatives=names[1:],
+            source=blamed.source,
+            counterpart=reference.side.stage.display(partner.step.frame.path),
+            members=_members(search, several, names[0]),
+            reason=HANDED if blamed.handed else COMPUTED,
+        )
     return tuple(found.values())
+
+
+def _distance(search: Search, cut: Cut) -> float:
+    """Return the relative L2 between what is computed and what belongs there."""
+    mine = comparable(search.original.values[cut.value].flat)
+    right = comparable(search.theirs.values[cut.partner].flat[cut.order])
+    size = float(np.linalg.norm(right))
+    gap = float(np.linalg.norm(mine - right))
+    return gap / size if size else float("inf")
+
+
+def _members(search: Search, cuts: Sequence[Cut], name: str) -> tuple[str, ...]:
+    """Return the modules of other layers in which the same is wrong."""
+    if len(cuts) < 2:
+        return ()
+    paths = [path for cut in cuts for path in blame(search, [cut]).paths]
+    family = family_of(name)
+    members = dict.fromkeys(path for path in paths if family_of(path) == family)
+    return tuple(members) if len(members) > 1 else ()
 
 
 def _families(search: Search, cuts: Sequence[Cut]) -> list[list[Cut]]:
@@ -61,6 +96,21 @@ def _families(search: Search, cuts: Sequence[Cut]) -> list[list[Cut]]:
     return list(families.values())
 
 
+def pairs_in_float64(
+    candidate: WideSide, reference: WideSide, unshared: Sequence[Mapping[str, float]]
+) -> dict[Key, Partner]:
+    """Return which values of two sides that compute the same function are equal."""
+    return equal_pairs(*_known(candidate, reference, unshared))
+
+
+def _known(
+    candidate: WideSide, reference: WideSide, unshared: Sequence[Mapping[str, float]]
+) -> tuple[KnownValues, KnownValues]:
+    sides = zip((candidate, reference), unshared, strict=True)
+    ours, theirs = (KnownValues(side.tape(), _moved(side, places)) for side, places in sides)
+    return ours, theirs
+
+
 def make_search(
     candidate: WideSide,
     reference: WideSide,
@@ -68,8 +118,8 @@ def make_search(
     limit: float,
     idle: torch.Tensor | None = None,
 ) -> Search:
-    ours = KnownValues(candidate.tape(), _moved(candidate, unshared[0]))
-    theirs = KnownValues(reference.tape(), _moved(reference, unshared[1]))
+    """Return a search for the place where the candidate leaves the reference."""
+    ours, theirs = _known(candidate, reference, unshared)
 
     def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
         return one.shape != other.shape or largest_distance([one], [other], idle) > limit

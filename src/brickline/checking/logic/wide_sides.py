@@ -108,12 +108,10 @@ class WideSide:
     def _call(self, change: Convert | None) -> Call:
         """Return the call with its tensors in float64."""
         call = self.call.copied(device=self.side.device)
-        places = call.places().values()
-        for tensor in places:
+        for tensor in call.places().values():
             if is_narrow(tensor):
                 tensor.data = self.passed.widened(tensor)
-        for tensor in places if change is not None else ():
-            if tensor.dtype.is_floating_point:
+            if change is not None and tensor.dtype.is_floating_point:
                 tensor.copy_(change(tensor))
         return call
 
@@ -126,9 +124,7 @@ class WideSide:
             yield
 
 
-def left_by(
-    root: Any, args: Any, kwargs: Any, output: Any
-) -> dict[str, torch.Tensor]:
+def left_by(root: Any, args: Any, kwargs: Any, output: Any) -> dict[str, torch.Tensor]:
     """Return the tensors that a call leaves behind, by place."""
     left = {f"argument{place}": tensor for place, tensor in tensors_in((args, dict(kwargs)))}
     left |= {f"output{place}": tensor for place, tensor in tensors_in(output)}
@@ -175,9 +171,7 @@ def reference_side(inquiry: Inquiry, left: WideMemory, passed: WideMemory) -> Wi
 
 
 @contextmanager
-def held_wide(
-    tensors: Iterable[torch.Tensor], left: WideMemory | None = None
-) -> Iterator[None]:
+def held_wide(tensors: Iterable[torch.Tensor], left: WideMemory | None = None) -> Iterator[None]:
     """Hold the floating-point ones among some tensors in float64 as long as this lasts.
 
     Args:

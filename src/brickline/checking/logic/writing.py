@@ -42,8 +42,11 @@ def logic_findings(
                 brick=brick(fed.name),
                 local_error=fed.error,
                 cause=fed.cause,
-                reference_name=display(fed.name),
-                reason="fed what its counterpart was given, it puts out something else in float64",
+                alternatives=tuple(display(path) for path in fed.alternatives),
+                source=fed.source,
+                reference_name=display(fed.name) if fed.counterpart is None else fed.counterpart,
+                members=tuple(display(path) for path in fed.members),
+                reason=fed.reason,
                 evidence=evidence,
             )
             for fed in logic.modules
