@@ -8,11 +8,12 @@ nothing of how the candidate is driven, nor of its other calls.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from brickline.checking.arbitration import Rerun, arbitrate, leave_open, unstable_values
+from brickline.checking.arithmetic.own_errors import Native, first_culprit, own_errors
 from brickline.checking.drop_pairs import without_strangers
 from brickline.checking.ends import nonfinite_ends, unshown_ends
 from brickline.checking.evidence import Evidence
@@ -22,8 +23,10 @@ from brickline.checking.held import Held
 from brickline.checking.inquiry import Inquiry
 from brickline.checking.keeping import kept_apart
 from brickline.checking.logic.functions import Logic, same_function
-from brickline.checking.pairing import Pairing
+from brickline.checking.logic.known_values import KnownValues
+from brickline.checking.pairing import Pairing, is_end
 from brickline.checking.patching import Shares, final_errors
+from brickline.checking.recording import Recording
 from brickline.checking.snapshot import State
 from brickline.checking.stage import Key
 from brickline.verdict import GUILTY, Verdict
@@ -94,14 +97,30 @@ class Examination:
             self._examine_arithmetic(pairing)
             self.position.logic = same_function(self._rerun, self._inquiry)
             return
-        after = self._inquiry.ran()
-        logic = self.position.logic = same_function(self._rerun, self._inquiry, wants_pairs=True)
-        if logic.differs:
-            self.position.ends_compared = True
+        theirs, after = self._inquiry.ran()
+        logic = same_function(self._rerun, self._inquiry, wants_values=True)
+        self.position.logic = replace(logic, values=None)
+        if logic.values is not None:
+            self._compare_own_errors(theirs, *logic.values)
+        elif not logic.differs:
+            self._examine_arithmetic(pairing)
+        self.position.ends_compared = self.position.ends_compared or logic.differs
+        if logic.differs or not self.position.number:
             self._look_at_the_end(self.position, pairing)
-        else:
-            self._examine_arithmetic(pairing.more(logic.pairs))
         after.restore()
+
+    def _compare_own_errors(
+        self, theirs: Recording, ours_wide: KnownValues, theirs_wide: KnownValues
+    ) -> None:
+        """Find out whether the candidate rounds more, where both compute the same function."""
+        position, recording = self.position, self._inquiry.recording
+        if not position.number:
+            position.unstable = unstable_values(recording, self._rerun)
+        candidate, reference = Native(recording, ours_wide), Native(theirs, theirs_wide)
+        position.facts = own_errors(candidate, reference, self._dtype)
+        culprit = first_culprit(position.facts)
+        position.culprits = [] if culprit is None else [culprit]
+        position.ends_compared = any(is_end(fact.key) for fact in position.facts)
 
     def _examine_arithmetic(self, pairing: Pairing) -> None:
         position, recording = self.position, self._inquiry.recording

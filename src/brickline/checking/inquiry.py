@@ -65,11 +65,11 @@ class Inquiry:
         """Return what is measured with partners."""
         return Held(pairing, self.answer(pairing).facts)
 
-    def ran(self) -> State:
-        """Let the reference make the call as it is, and return the state that it leaves."""
+    def ran(self) -> tuple[Recording, State]:
+        """Let the reference make the call as it is; return what it makes and leaves."""
         self.state.restore()
-        perform(self.reference, self.call, keep=False)
-        return State(self.reference.root)
+        recording = perform(self.reference, self.call)
+        return recording, State(self.reference.root)
 
     def free(self, pairing: Pairing, *, wide: bool) -> Free:
         """Let the reference run by itself, in float64 or as it is."""

@@ -9,7 +9,7 @@ it calls does not, computes another function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -30,8 +30,9 @@ from brickline.checking.logic.feeding import (
     has_parts,
     has_same_modules,
 )
+from brickline.checking.logic.known_values import KnownValues
 from brickline.checking.logic.outputs import largest_distance, outputs_of, paired
-from brickline.checking.logic.searching import pairs_in_float64, searched_modules
+from brickline.checking.logic.searching import known_values, searched_modules
 from brickline.checking.logic.wide_sides import (
     WideSide,
     candidate_side,
@@ -39,9 +40,7 @@ from brickline.checking.logic.wide_sides import (
     reference_side,
 )
 from brickline.checking.masks import idle_queries, is_of_transformers
-from brickline.checking.pairing import Partner
 from brickline.checking.snapshot import RandomState, State
-from brickline.checking.stage import Key
 
 FLOOR = 1e-12
 """Relative L2 up to which outputs are the same without further measuring."""
@@ -63,8 +62,8 @@ class Logic:
     """Modules of the candidate that put out something else when fed what the reference's were."""
     problem: str | None = None
     """Why nothing can be said."""
-    pairs: Mapping[Key, Partner] = field(default_factory=dict, repr=False)
-    """Partners of the reference's values that are equal in float64; empty where nobody asked."""
+    values: tuple[KnownValues, KnownValues] | None = field(default=None, repr=False, compare=False)
+    """All that both sides compute, where the functions are the same and somebody asked."""
 
     @property
     def limit(self) -> float:
@@ -77,14 +76,14 @@ class Logic:
         return self.error is not None and self.error > self.limit
 
 
-def same_function(rerun: Rerun, inquiry: Inquiry, *, wants_pairs: bool = False) -> Logic:
+def same_function(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool = False) -> Logic:
     """Compare one call of both sides in float64, and leave both as they are.
 
     Args:
         rerun: The candidate's call.
         inquiry: The reference before the same call.
-        wants_pairs: Whether to find out which values are equal, where the functions are. Default
-            False.
+        wants_values: Whether to keep all that both sides compute, where the functions are the
+            same. Default False.
     """
     lost = rerun.side.lost
     if lost is not None:
@@ -93,7 +92,7 @@ def same_function(rerun: Rerun, inquiry: Inquiry, *, wants_pairs: bool = False) 
     dice = RandomState()
     try:
         with _eagerly(), carried_weights(rerun.side.root, inquiry.reference.root):
-            logic = _compared(rerun, inquiry, wants_pairs=wants_pairs)
+            logic = _compared(rerun, inquiry, wants_values=wants_values)
     except Exception as error:
         logic = Logic(problem=f"float64 could not be asked: {trouble_of(error)}")
     finally:
@@ -105,7 +104,7 @@ def same_function(rerun: Rerun, inquiry: Inquiry, *, wants_pairs: bool = False) 
     return logic
 
 
-def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_pairs: bool) -> Logic:
+def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
     left = rerun.side.left, inquiry.reference.left
     sides = candidate_side(rerun, left[0]), reference_side(inquiry, left[1], left[0])
     if any(side.side.stage.elsewhere for side in sides):
@@ -119,21 +118,21 @@ def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_pairs: bool) -> Logic:
         return Logic(problem="no output of the reference is finite")
     idle = _idle(rerun, inquiry)
     error = largest_distance(ours, theirs, idle)
-    if error <= FLOOR and not wants_pairs:
+    if error <= FLOOR and not wants_values:
         return Logic(error)
     unshared = [
         unshared_tensors(side.root, other.root, side.left)
         for side, other in zip(sides, sides[::-1], strict=True)
     ]
     if error <= FLOOR:
-        return Logic(error, pairs=pairs_in_float64(*sides, unshared))
+        return Logic(error, values=known_values(*sides, unshared))
     noise = max(
         _moved(side, places, before)
         for side, places, before in zip(sides, unshared, (ours, theirs), strict=True)
     )
     found = Logic(error, noise)
     if not found.differs:
-        return replace(found, pairs=pairs_in_float64(*sides, unshared)) if wants_pairs else found
+        return replace(found, values=known_values(*sides, unshared)) if wants_values else found
     if has_same_modules(*sides):
         return Logic(error, noise, fed_modules(*sides, max(FLOOR, MARGIN * noise), idle))
     if not has_parts(sides[0]):

@@ -14,11 +14,9 @@ from brickline.checking.logic.feeding import FedModule
 from brickline.checking.logic.known_values import KnownValues
 from brickline.checking.logic.naming import blame
 from brickline.checking.logic.outputs import largest_distance
-from brickline.checking.logic.pairs import equal_pairs
 from brickline.checking.logic.search import Cut, Search
 from brickline.checking.logic.wide_sides import WideSide
-from brickline.checking.pairing import Partner
-from brickline.checking.stage import Key, family_of
+from brickline.checking.stage import family_of
 
 TINY = 2.0**-52
 COMPUTED = "with the reference's value in place of its own, what follows is right in float64"
@@ -96,16 +94,10 @@ def _families(search: Search, cuts: Sequence[Cut]) -> list[list[Cut]]:
     return list(families.values())
 
 
-def pairs_in_float64(
-    candidate: WideSide, reference: WideSide, unshared: Sequence[Mapping[str, float]]
-) -> dict[Key, Partner]:
-    """Return which values of two sides that compute the same function are equal."""
-    return equal_pairs(*_known(candidate, reference, unshared))
-
-
-def _known(
+def known_values(
     candidate: WideSide, reference: WideSide, unshared: Sequence[Mapping[str, float]]
 ) -> tuple[KnownValues, KnownValues]:
+    """Return all that both sides compute in float64, with its tolerances."""
     sides = zip((candidate, reference), unshared, strict=True)
     ours, theirs = (KnownValues(side.tape(), _moved(side, places)) for side, places in sides)
     return ours, theirs
@@ -119,7 +111,7 @@ def make_search(
     idle: torch.Tensor | None = None,
 ) -> Search:
     """Return a search for the place where the candidate leaves the reference."""
-    ours, theirs = _known(candidate, reference, unshared)
+    ours, theirs = known_values(candidate, reference, unshared)
 
     def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
         return one.shape != other.shape or largest_distance([one], [other], idle) > limit
