@@ -146,10 +146,12 @@ class _Writer:
                     reason=finding.reason,
                     source=finding.source,
                     alternatives=finding.alternatives,
+                    members=finding.members,
+                    share=other.share if finding.share is None else finding.share,
                     evidence={**other.evidence, **finding.evidence},
                 )
             )
-        return found
+        return sorted(found, key=lambda finding: -(finding.share or 0.0))
 
     def _culprit(self, path: str, facts: list[tuple[Position, Fact]]) -> Finding:
         position, first = facts[0]

@@ -16,7 +16,7 @@ from brickline.checking.arithmetic.native_values import native_values
 from brickline.checking.facts import CULPRIT_LIMIT, Fact, verdict_of
 from brickline.checking.logic.explaining import explain
 from brickline.checking.logic.known_values import KnownValues
-from brickline.checking.pairing import roots_of
+from brickline.checking.pairing import is_end, roots_of
 from brickline.checking.recording import Recording, Value
 from brickline.checking.stage import Key
 from brickline.oracle.ratios import FLOOR_ULP, Ratios
@@ -25,6 +25,8 @@ from brickline.verdict import Verdict
 
 FACTOR = 4.0
 """How often the reference's error the candidate's must be to be more than another way to round."""
+SHOWS = 1.0
+"""What is returned has lost more from this ratio on, of which 2 is the limit."""
 LOST = 0.3
 """Relative L2 from which on an error says nothing: rounding has turned a choice before."""
 
@@ -70,15 +72,20 @@ def own_errors(candidate: Native, reference: Native, work: torch.dtype) -> list[
 
 
 def first_culprit(facts: list[Fact]) -> Fact | None:
-    """Return the first value that has lost more; all that follows has it from there."""
+    """Return the first value that has lost more, if what is returned has, too.
+
+    All that follows it has its error from there. What does not show in what is returned is another
+    way to round.
+    """
+    shows = any(is_end(fact.key) and fact.ratios.z > SHOWS for fact in facts)
     culprit: Fact | None = None
     for fact in facts:
         if not fact.suspicious:
             continue
-        if culprit is None and fact.modules:
+        if culprit is None and fact.modules and shows:
             culprit = fact
         elif fact.verdict is Verdict.CULPRIT:
-            fact.verdict = Verdict.PROPAGATED if culprit is not None else Verdict.UNKNOWN
+            fact.verdict = Verdict.PROPAGATED if culprit is not None else Verdict.ROUNDING
     return culprit
 
 

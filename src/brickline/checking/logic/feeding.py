@@ -6,7 +6,8 @@ reference's, so that no error of an earlier one reaches it.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ class FedModule:
     """The module of the reference that computes the right thing. Default None: of the same name."""
     members: tuple[str, ...] = ()
     """Modules of other layers with the same fault."""
+    share: float | None = None
+    """Part of the final difference that went away when it was repaired, in float64."""
     reason: str = "fed what its counterpart was given, it puts out something else in float64"
     """What showed it."""
 
@@ -93,10 +96,11 @@ def fed_modules(
     found: list[FedModule] = []
     calls, refused = _calls(reference, theirs)
     for fed in calls:
-        parts = [*(each.name for each in found), *refused]
-        if any(_is_inside(part, fed.name) for part in parts):
+        if any(_is_inside(part, fed.name) for part in refused):
             continue  # what it puts out tells of that part
-        error = error_of(fed)
+        parts = [other.name for other in found if _is_inside(other.name, fed.name)]
+        with _exchanged(ours, theirs, parts):
+            error = error_of(fed)
         if error is None:
             refused.append(fed.name)
         elif error > limit:
@@ -104,6 +108,20 @@ def fed_modules(
             cause = next((each.words for each in tried if removes(each, fed)), None)
             found.append(FedModule(fed.name, error, cause))
     return tuple(found)
+
+
+@contextmanager
+def _exchanged(ours: Modules, theirs: Modules, names: list[str]) -> Iterator[None]:
+    """Let modules of the reference work in the place of the candidate's as long as this lasts."""
+    places = [(ours[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in names if name]
+    kept = [(module, name, module._modules[name]) for module, name in places]
+    try:
+        for (module, name, _), full in zip(kept, names, strict=True):
+            module._modules[name] = theirs[full]
+        yield
+    finally:
+        for module, name, own in kept:
+            module._modules[name] = own
 
 
 def _both(candidate: Any, reference: Any) -> tuple[Modules, Modules]:

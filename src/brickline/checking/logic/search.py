@@ -90,7 +90,8 @@ class Search:
         ours: KnownValues,
         theirs: KnownValues,
         outputs: Sequence[tuple[int, int]],
-        differs: Callable[[torch.Tensor, torch.Tensor], bool],
+        distance: Callable[[torch.Tensor, torch.Tensor], float],
+        limit: float,
         rerun: Callable[[Mapping[int, Array]], Tape],
         weights: Mapping[str, torch.Tensor] | None = None,
         seconds: float = 60.0,
@@ -101,7 +102,8 @@ class Search:
             ours: What the candidate computes.
             theirs: What the reference computes.
             outputs: Pairs of outputs, by value.
-            differs: Whether two outputs do.
+            distance: Of two outputs.
+            limit: Up to which they are the same.
             rerun: Makes the candidate's call with other elements in some of its values.
             weights: Of the candidate, by name. Default None: only those that are read are known.
             seconds: How long to look.
@@ -110,7 +112,8 @@ class Search:
         self.bank = theirs.bank()
         self.makeup = Makeup(theirs.values)
         self.original = ours
-        self._outputs, self._differs, self._rerun = list(outputs), differs, rerun
+        self._outputs, self._distance, self._limit = list(outputs), distance, limit
+        self._rerun = rerun
         read = {value.name for value in ours.values if value.step.name == WEIGHT}
         self._idle = {name: each for name, each in (weights or {}).items() if name not in read}
         self._end = time.monotonic() + seconds
@@ -120,6 +123,8 @@ class Search:
         self._elements: dict[int, Array] = {}
         self._benign: set[tuple[object, ...]] = set()
         self.cuts: list[Cut] = []
+        self.left = [self._apart()]
+        """How far the outputs were apart before each cut, and after the last."""
         self.spent = False
         self._siblings: dict[tuple[object, ...], list[tuple[int, int]]] = {}
         self._healthy = ours
@@ -136,6 +141,7 @@ class Search:
                     break
                 self._heal(cut)
                 self.cuts.append(cut)
+                self.left.append(self._apart())
         except OutOfTimeError:
             self.spent = True
         return self.cuts
@@ -148,6 +154,19 @@ class Search:
             for one, other in self._outputs
             if self._differs(ours[one].tensor, theirs[other].tensor)
         ]
+
+    def share(self, cut: Cut) -> float:
+        """Return which part of the final difference went away with a cut."""
+        place = self.cuts.index(cut)
+        removed = self.left[place] - self.left[place + 1]
+        return min(1.0, max(0.0, removed / self.left[0])) if self.left[0] > 0 else 0.0
+
+    def _apart(self) -> float:
+        pairs = ((self.ours.values[one], self.theirs.values[two]) for one, two in self._outputs)
+        return max((self._distance(one.tensor, two.tensor) for one, two in pairs), default=0.0)
+
+    def _differs(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        return self._distance(one, other) > self._limit
 
     def _next_cut(self) -> Cut | None:
         self._learn_siblings()

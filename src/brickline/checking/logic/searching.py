@@ -58,9 +58,10 @@ def searched_modules(
             source=blamed.source,
             counterpart=reference.side.stage.display(partner.step.frame.path),
             members=_members(search, several, names[0]),
+            share=sum(search.share(cut) for cut in several),
             reason=HANDED if blamed.handed else COMPUTED,
         )
-    return tuple(found.values())
+    return tuple(sorted(found.values(), key=lambda module: -(module.share or 0.0)))
 
 
 def _distance(search: Search, cut: Cut) -> float:
@@ -113,14 +114,14 @@ def make_search(
     """Return a search for the place where the candidate leaves the reference."""
     ours, theirs = known_values(candidate, reference, unshared)
 
-    def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
-        return one.shape != other.shape or largest_distance([one], [other], idle) > limit
+    def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+        return float("inf") if one.shape != other.shape else largest_distance([one], [other], idle)
 
     def rerun(elements: Mapping[int, np.ndarray]) -> Tape:
         return candidate.tape(replaced=elements)
 
     outputs = _paired(ours.tape, theirs.tape)
-    return Search(ours, theirs, outputs, differs, rerun, candidate.weights())
+    return Search(ours, theirs, outputs, distance, limit, rerun, candidate.weights())
 
 
 def _moved(side: WideSide, places: Mapping[str, float]) -> Tape:

@@ -41,6 +41,7 @@ def logic_findings(
                 position=call.number,
                 brick=brick(fed.name),
                 local_error=fed.error,
+                share=fed.share,
                 cause=fed.cause,
                 alternatives=tuple(display(path) for path in fed.alternatives),
                 source=fed.source,
