@@ -7,13 +7,11 @@ import torch
 from torch import nn
 
 import brickline as bl
-from brickline.checking.blaming import blame
 from brickline.checking.facts import Fact, verdict_of
-from brickline.checking.pairing import Layout, WeightEvidence
+from brickline.checking.pairing import Layout
 from brickline.checking.recording import Recording, Value
 from brickline.checking.segments import modules_of, origin_of, segment_of, segments_of
 from brickline.checking.stage import INPUT, OUTPUT, Key, Stage
-from brickline.checking.weight_evidence import modules_by_weights, plain_modules
 from brickline.checking.weights import match_weights
 from brickline.oracle.ratios import Ratios
 
@@ -73,20 +71,6 @@ def test_a_bias_without_the_factor_of_its_weight_is_not_trusted() -> None:
     assert match_weights(ours, theirs).scaled.keys() == {"b.0.weight", "b.2.weight"}
 
 
-def test_weights_clear_layers_that_only_multiply_with_them() -> None:
-    recording = _recording(*((_op(f"l.{n}", "aten::addmm"), ()) for n in range(4)))
-    plain = plain_modules(recording)
-    theirs = {f"x.{n}": _random(12, 16, seed=n) for n in range(4)}
-    ours = {f"l.{n}.weight": weight for n, weight in enumerate(theirs.values())}
-    ours["l.0.weight"] = theirs["x.0"][:, 4:]
-    ours["l.2.weight"] = theirs["x.2"] + 1e-3
-    ours["l.3.weight"] = torch.block_diag(theirs["x.3"].t(), _random(12, 16, seed=1)[:6])
-    found = modules_by_weights(plain, ours, theirs)
-    assert "l.0" in found.cleared
-    assert "l.2" not in found.cleared
-    assert found.unfound == {"l.3"}
-
-
 # --- Layouts --------------------------------------------------------------------------------------
 
 
@@ -140,21 +124,6 @@ def _wrong(*modules: str) -> Fact:
     ratios = Ratios(9.0, 9.0, 9.0, 0.1, 1.0, 0)
     key = _op(modules[-1])
     return Fact(key, key, ratios, verdict_of(9.0), torch.float32, modules=modules)
-
-
-def test_one_module_that_explains_all_is_blamed() -> None:
-    guilty = [_wrong("root", "layers.0"), _wrong("root", "layers.1")]
-    blame(guilty, _recording((_op("root"), ())))
-    assert [each.modules[0] for each in guilty] == ["root", "root"]
-
-
-def test_the_first_of_many_is_not_blamed() -> None:
-    recording = _recording((_op("a"), ()))
-    both = [_wrong("a", "b")]
-    assert not blame(both, recording)
-    assert both[0].notes["equals"] == ["b"]
-    assert len(blame([_wrong("a", "b", "c")], recording)) == 1
-    assert not blame([_wrong("a", "b", "c")], recording, WeightEvidence(odd={"b"}))
 
 
 class _Places(nn.Module):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import brickline as bl
-from brickline.checking.weight_evidence import modules_by_weights
 
 WIDTH = 24
 
@@ -272,54 +271,6 @@ def test_an_activation_after_a_folded_norm_is_found(
 
 
 # --- What weights say -----------------------------------------------------------------------------
-
-
-def test_a_weight_that_is_read_otherwise_than_its_like_is_odd() -> None:
-    weights = {f"h.{n}.w.weight": _random(12, 12, seed=n) for n in range(3)}
-    theirs = {f"x{n}": each for n, each in enumerate(weights.values())}
-    plain = {f"h.{n}.w" for n in range(3)}
-    assert modules_by_weights(plain, weights, theirs).cleared == plain
-    turned = {**weights, "h.1.w.weight": weights["h.1.w.weight"].t()}
-    assert modules_by_weights(plain, turned, theirs).odd == {"h.1.w"}
-    moved = {**weights, "h.2.w.weight": weights["h.2.w.weight"].flip(0)}
-    found = modules_by_weights(plain, moved, theirs)
-    assert found.odd == {"h.2.w"}
-    assert found.cleared == {"h.0.w", "h.1.w"}
-
-
-def test_columns_may_come_from_several_weights() -> None:
-    left, right = _random(12, 9, seed=1), _random(12, 16, seed=2)
-    joined = {"w.weight": torch.cat((left, right), 1)}
-    assert modules_by_weights({"w"}, joined, {"a": left, "b": right}).cleared == {"w"}
-    broken = {"w.weight": torch.cat((left, right.roll(1, 0)), 1)}
-    assert not modules_by_weights({"w"}, broken, {"a": left, "b": right}).cleared
-
-
-def test_weights_of_which_some_rows_are_found_were_changed() -> None:
-    weight = _random(16, 12)
-    changed = weight.clone()
-    changed[3] *= 1.7
-    other = _random(16, 12, seed=5)
-    assert modules_by_weights(set(), {"w.weight": changed}, {"a": weight}).unfound == {"w"}
-    assert not modules_by_weights(set(), {"w.weight": other}, {"a": weight}).unfound
-
-
-def test_factors_that_all_layers_share_are_no_slip() -> None:
-    theirs = {f"x{n}": _random(16, 12, seed=n) for n in range(4)}
-    folded = {f"h.{n}.w.weight": each * 0.3 for n, each in enumerate(theirs.values())}
-    plain = {f"h.{n}.w" for n in range(4)}
-    assert modules_by_weights(plain, folded, theirs).cleared == plain
-    folded["h.2.w.weight"] = theirs["x2"]
-    found = modules_by_weights(plain, folded, theirs)
-    assert found.odd == {"h.2.w"}
-    assert found.cleared == plain - {"h.2.w"}
-
-
-def test_of_two_that_hold_the_same_the_one_out_of_line_is_odd() -> None:
-    stacked = _random(6, 8, 12)
-    ours = {f"experts.{n}.w.weight": stacked[n] for n in range(6)}
-    ours["experts.3.w.weight"] = stacked[2]
-    assert modules_by_weights(set(), ours, {"w": stacked}).odd == {"experts.3.w"}
 
 
 # --- Layouts and copies ---------------------------------------------------------------------------

@@ -8,12 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import brickline as bl
-from brickline.checking.agreeing import contradicted, end_alike
 from brickline.checking.facts import Fact
-from brickline.checking.pairing import Layout, Part
-from brickline.checking.patching import Shares
-from brickline.checking.stage import OUTPUT, Key
-from brickline.checking.weight_evidence import modules_by_weights
+from brickline.checking.stage import Key
 from brickline.oracle.ratios import Ratios
 from brickline.verdict import Verdict
 
@@ -113,17 +109,6 @@ def test_beside_such_products_a_fault_is_named_alone(placed: tuple[_Places, _Pla
 # --- Both sides end alike -------------------------------------------------------------------------
 
 
-def test_where_the_ends_are_alike_what_is_far_apart_was_no_pair() -> None:
-    facts = [_fact("a", 0.5), _fact("b", 1e-6), _fact("c", 0.0)]
-    assert contradicted(facts, 1e-9, torch.float32) == {facts[0].reference_key}
-    assert not contradicted(facts, 1e-3, torch.float32)
-
-
-@pytest.mark.parametrize(("final", "alike"), [(1e-7, True), (1e-3, False), (None, False)])
-def test_ends_are_alike_within_rounding(final: float | None, alike: bool) -> None:
-    assert end_alike(Shares(final, 5e-8), torch.float32) is alike
-
-
 # --- Where the sides come together again ----------------------------------------------------------
 
 
@@ -191,14 +176,6 @@ def test_the_earliest_value_from_which_all_is_right_tells_who_is_wrong(
 # --- A factor that all layers share ---------------------------------------------------------------
 
 
-def test_a_part_with_a_factor_is_read_and_written_back() -> None:
-    key, right = Key("a", 0, OUTPUT, 0, 0), _random(3, 4)
-    part = Part(key, fit=Layout((1, 0)), factor=0.25)
-    ours = (0.25 * right).t()
-    assert torch.equal(part.ours(ours, right.shape), right)
-    assert torch.equal(part.back(right, ours), ours)
-
-
 class _Scores(nn.Module):
     """Scales what comes of queries and keys."""
 
@@ -237,14 +214,8 @@ def test_another_factor_than_that_of_other_layers_is_wrong() -> None:
     x = _random(2, 7, WIDTH)
     assert bl.check(port, x, reference=reference, repro=False)
     port.h1.q_norm.weight.data *= 1.5
-    assert _named(port, reference, x)[:1] == ["h1.q_norm"]
+    finding = bl.check(port, x, reference=reference, repro=False).culprits[0]
+    assert "h1.q_norm" in (finding.name, *finding.alternatives)
 
 
 # --- Weights that are made in each call -----------------------------------------------------------
-
-
-def test_weights_that_the_reference_makes_clear_a_layer() -> None:
-    made = _random(4, 3, 5)
-    ours = {"a.weight": made.permute(2, 1, 0).flatten(0, 1).contiguous(), "b.weight": _random(9, 7)}
-    found = modules_by_weights({"a", "b"}, ours, {"v": _random(4, 3, 5, seed=1)}, made=[made])
-    assert found.cleared == {"a"}

@@ -115,10 +115,12 @@ def _exchanged(ours: Modules, theirs: Modules, names: list[str]) -> Iterator[Non
     """Let modules of the reference work in the place of the candidate's as long as this lasts."""
     places = [(ours[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in names if name]
     kept = [(module, name, module._modules[name]) for module, name in places]
+    layers = [weight for name in names if name for weight in _recurrent_weights(theirs[name])]
     try:
         for (module, name, _), full in zip(kept, names, strict=True):
             module._modules[name] = theirs[full]
-        yield
+        with held_wide(layers):
+            yield
     finally:
         for module, name, own in kept:
             module._modules[name] = own
@@ -207,13 +209,13 @@ def _output(
 ) -> Any | _Refused:
     """Return what a module makes of its counterpart's inputs."""
     changed = nullcontext() if trial is None else trial.tried()
-    if not fed.name:
-        return candidate.run(prepared=changed)
     device = candidate.side.device
     args, kwargs = snapshot(
         (fed.args, fed.kwargs), lambda tensor: tensor if device is None else tensor.to(device)
     )
     try:
+        if not fed.name:
+            return candidate.run(prepared=changed)
         with candidate.ready(), changed, held_wide(_recurrent_weights(module)), Widened():
             fed.dice.restore()
             return snapshot(module(*args, **kwargs))

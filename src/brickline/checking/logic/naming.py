@@ -210,7 +210,7 @@ def _inner_giver(search: Search, handed: Handed, giver: Frame) -> Frame | None:
     for index, other in search.explained.items():
         if other is not None and index < max(same) + 1:
             there.setdefault(other, index)
-    needed = _needed(search, partner, there)
+    needed = [index for index in _needed(search, partner, there) if index not in same]
     for frame in search.ours.tape.frames:
         returned = frame.parent is giver and not same.isdisjoint(frame.returned)
         if returned and needed and all(_is_at_hand(search, frame, index) for index in needed):
@@ -262,9 +262,18 @@ def _usual_giver(search: Search, handed: Handed, step: Step) -> str | None:
         usual = value.step.frame.path
         family = [path for path in paths if family_of(path) == family_of(usual)]
         for path in (*_shifted(usual, shift), *family):
-            if path in paths:
-                return path
+            # What a part makes in other layers is passed on by the module around it.
+            around = next((outer for outer in _outwards(path) if outer in paths), None)
+            if around is not None:
+                return around
     return None
+
+
+def _outwards(path: str) -> Iterator[str]:
+    """Yield a module's path and those of the modules around it, but for the root."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _shift(one: str, other: str) -> int:

@@ -474,7 +474,7 @@ class Search:
         """Yield values before the reference's that may belong in the place of one before ours."""
         value = self.ours.values[index]
         there = {partner for partner in self.explained.values() if partner is not None}
-        sources = self.theirs.sources(cut.partner, there)[:MOST_SOURCES]
+        sources = self.theirs.sources(self._origin(cut.partner), there)[:MOST_SOURCES]
         fit = [
             source
             for source in sources
@@ -489,6 +489,13 @@ class Search:
                 np.abs(comparable(right) - comparable(value.flat)).max(initial=0.0) <= tolerance
             ):
                 yield partner, order
+
+    def _origin(self, partner: int) -> int:
+        """Return the value of the reference that one is a copy of."""
+        value = self.theirs.values[partner]
+        while is_plain_copy(self.theirs.tape, value):
+            value = self.theirs.values[value.step.inputs[0]]
+        return value.index
 
     def _makes_right(
         self,

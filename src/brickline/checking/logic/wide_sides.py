@@ -21,7 +21,14 @@ from brickline.checking.inquiry import Inquiry
 from brickline.checking.logic.outputs import is_output
 from brickline.checking.performance import Performance
 from brickline.checking.sides import Call, Side
-from brickline.checking.snapshot import Convert, RandomState, State, snapshot, tensors_in
+from brickline.checking.snapshot import (
+    Convert,
+    RandomState,
+    State,
+    holds_numbers,
+    snapshot,
+    tensors_in,
+)
 from brickline.oracle.widen import is_narrow
 
 
@@ -98,17 +105,19 @@ class WideSide:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name."""
-        weights: dict[str, torch.Tensor] = {}
+        weights: dict[int, tuple[str, torch.Tensor]] = {}
         for path, module in self.side.stage.modules.items():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
-                    weights[f"{path}.{name}" if path else name] = tensor
-        return weights
+                    weights.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
+        return dict(weights.values())
 
     def _call(self, change: Convert | None) -> Call:
         """Return the call with its tensors in float64."""
         call = self.call.copied(device=self.side.device)
         for tensor in call.places().values():
+            if not holds_numbers(tensor):
+                continue
             if is_narrow(tensor):
                 tensor.data = self.passed.widened(tensor)
             if change is not None and tensor.dtype.is_floating_point:
@@ -146,7 +155,7 @@ def _kept(root: Any) -> list[torch.Tensor]:
             if name not in _OWN and not isinstance(value, torch.nn.Module)
         }
         for _, tensor in tensors_in((dict(module._buffers), attributes)):
-            if id(tensor) not in weights:
+            if id(tensor) not in weights and holds_numbers(tensor):
                 tensors[id(tensor)] = tensor
     return list(tensors.values())
 
