@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,6 +153,7 @@ class Tape(Widened):
         stage: Stage,
         weights: Mapping[str, torch.Tensor],
         replaced: Mapping[int, np.ndarray] | None = None,
+        tables: Collection[str] = (),
     ) -> None:
         """Get ready for one call.
 
@@ -160,8 +161,12 @@ class Tape(Widened):
             stage: The side's modules.
             weights: Its parameters and buffers by name.
             replaced: Elements that take the place of a value's, by its index. Default None.
+            tables: Names of weights that are no parameters. Default: none.
         """
         super().__init__()
+        self.tables: set[int] = set()
+        """Values that are buffers or other tensors of modules, and no parameters."""
+        self._table_names = frozenset(tables)
         self.values: list[Value] = []
         self.steps: list[Step] = []
         self.outputs: list[int] = []
@@ -358,6 +363,8 @@ class Tape(Widened):
         self.steps.append(step)
         fresh = self._replacement(tensor, written=False) if kind == CONSTANT else None
         self._keep(index, step, tensor if fresh is None else fresh, name)
+        if kind == CONSTANT or name in self._table_names:
+            self.tables.add(index)
         self._known[id(tensor)] = (weakref.ref(tensor), index)
         self._spots[_place(tensor), _geometry(tensor)] = index
         self._alive.append(tensor)

@@ -10,6 +10,20 @@ from brickline.checking.logic.known_values import is_plain_copy
 from brickline.checking.logic.search import Cut, Handed, Search
 from brickline.checking.stage import family_of
 
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm"})
+"""Operations that only multiply and add."""
+ARRANGING = frozenset(
+    {
+        "aten::constant_pad_nd",
+        "aten::im2col",
+        "aten::cat",
+        "aten::stack",
+        "aten::roll",
+        "aten::flip",
+    }
+)
+"""Operations that put elements in places and compute none."""
+
 
 @dataclass(frozen=True)
 class Blame:
@@ -62,7 +76,67 @@ def _of_region(search: Search, cut: Cut, indices: Sequence[int]) -> Blame:
         paths = [holders[0]]
     elif holders:
         paths = [path for path in paths if path in holders] or paths
+    else:
+        arranger = _arranger(search, cut, region)
+        if arranger is not None:
+            return Blame((arranger,), _line(values[cut.value].step), handed=True)
+    if len(paths) > 1:
+        paths = [path for path in paths if not search.frames.is_usual(path)] or paths
     return Blame(tuple(paths), _line(values[cut.value].step))
+
+
+def _arranger(search: Search, cut: Cut, region: Sequence[Value]) -> str | None:
+    """Return who arranged what a layer is handed, where that layer only multiplies.
+
+    A product with the reference's weights is right, so what it multiplies lies in a wrong order.
+    """
+    steps = {value.step.number: value.step for value in region}
+    products = [step for step in steps.values() if step.func is not None and not step.moves]
+    if len(products) != 1 or products[0].name not in PRODUCTS:
+        return None
+    product = products[0]
+    weights = _weights_of(search, search.ours.values[product.outputs[0]])
+    partner = search.theirs.values[search.origin(cut.partner)]
+    needed = _weight_names(search, partner)
+    if len(weights) < max(1, len(needed)):
+        return None
+    if any(search.explained.get(weight.index) is None for weight in weights):
+        return None
+    known = {weight.index for weight in weights}
+    for source in product.inputs:
+        path = _last_mover(search, source, product.frame, known)
+        if path is not None:
+            return path
+    return None
+
+
+def _weight_names(search: Search, partner: Value) -> list[str]:
+    """Return the weights that the reference multiplies with or adds where a value is made."""
+    names: list[str] = []
+    for source in partner.step.inputs:
+        value = search.theirs.values[source]
+        while value.step.moves and len(value.step.inputs) == 1:
+            value = search.theirs.values[value.step.inputs[0]]
+        if value.step.name == WEIGHT:
+            names.append(value.name)
+    return names
+
+
+def _last_mover(search: Search, index: int, frame: Frame, weights: set[int]) -> str | None:
+    """Return the module around a layer that last arranged what the layer is handed."""
+    values = search.ours.values
+    value = values[index]
+    while value.step.moves and value.step.inputs:
+        outside = value.step.frame is not frame
+        if outside and not is_plain_copy(search.ours.tape, value):
+            return value.step.frame.path
+        if outside and value.step.name.endswith(("permute", "transpose")):
+            return value.step.frame.path
+        value = values[value.step.inputs[0]]
+        if value.index in weights:
+            return None
+    outside = value.step.frame is not frame and value.step.func is not None
+    return value.step.frame.path if outside and value.step.name in ARRANGING else None
 
 
 def _weights_in(search: Search, region: Sequence[Value]) -> list[Value]:
@@ -135,10 +209,10 @@ def _of_handed(search: Search, cut: Cut, handed: Handed) -> Blame:
         return Blame((holder_of(odd[0].name),), _line(step))
     if handed.partner is None:
         return Blame((step.frame.path,), _line(step), handed=True)
-    usual = _usual_giver(search, handed, step)
+    giver = _giver(search, handed.value, step.frame)
+    usual = _usual_giver(search, handed, giver)
     if usual is not None:
         return Blame((usual,), _line(step), handed=True)
-    giver = _giver(search, handed.value, step.frame)
     inner = _inner_giver(search, handed, giver)
     paths = [frame.path for frame in (inner, giver) if frame is not None]
     holders = _holders(search, handed)
@@ -245,12 +319,17 @@ def _is_at_hand(search: Search, frame: Frame, index: int) -> bool:
     return any(frame in search.ours.values[reader].step.frame.line() for reader in readers)
 
 
-def _usual_giver(search: Search, handed: Handed, step: Step) -> str | None:
-    """Return which module makes the right value in other layers, for the layer in question."""
+def _usual_giver(search: Search, handed: Handed, giver: Frame) -> str | None:
+    """Return which module makes the right value in other layers, for the layer in question.
+
+    None where the candidate has the right value, too, and the giver chose another one.
+    """
     assert handed.partner is not None
+    if any(other == handed.partner for other in search.explained.values()):
+        return None
     partner = search.theirs.values[handed.partner]
     origin = list(_copies(search, handed.value))[-1]
-    near = [*search.ours.values[origin].step.frame.line(), *step.frame.line()]
+    near = [*search.ours.values[origin].step.frame.line(), *giver.line()]
     paths = list(dict.fromkeys(frame.path for frame in near))
     for index, other in search.explained.items():
         if other is None or index in search.healed:

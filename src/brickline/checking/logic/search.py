@@ -30,6 +30,7 @@ from brickline.checking.execution.tape import (
     shaped,
 )
 from brickline.checking.logic.explaining import Explained, equal_values, explain
+from brickline.checking.logic.frame_kinds import FrameKinds
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 from brickline.checking.logic.makeup import Makeup
 
@@ -111,6 +112,7 @@ class Search:
         self.ours, self.theirs = ours, theirs
         self.bank = theirs.bank()
         self.makeup = Makeup(theirs.values)
+        self.frames = FrameKinds(ours.tape)
         self.original = ours
         self._outputs, self._distance, self._limit = list(outputs), distance, limit
         self._rerun = rerun
@@ -474,7 +476,7 @@ class Search:
         """Yield values before the reference's that may belong in the place of one before ours."""
         value = self.ours.values[index]
         there = {partner for partner in self.explained.values() if partner is not None}
-        sources = self.theirs.sources(self._origin(cut.partner), there)[:MOST_SOURCES]
+        sources = self.theirs.sources(self.origin(cut.partner), there)[:MOST_SOURCES]
         fit = [
             source
             for source in sources
@@ -490,7 +492,7 @@ class Search:
             ):
                 yield partner, order
 
-    def _origin(self, partner: int) -> int:
+    def origin(self, partner: int) -> int:
         """Return the value of the reference that one is a copy of."""
         value = self.theirs.values[partner]
         while is_plain_copy(self.theirs.tape, value):

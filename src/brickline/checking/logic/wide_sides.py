@@ -93,7 +93,12 @@ class WideSide:
         call = self._call(change)
         math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
         with self.ready(), prepared or nullcontext(), math:
-            tape = Tape(self.side.stage, self.weights(), replaced)
+            buffers = [
+                f"{path}.{name}" if path else name
+                for path, module in self.side.stage.modules.items()
+                for name in module._buffers
+            ]
+            tape = Tape(self.side.stage, self.weights(), replaced, buffers)
             for name, tensor in call.places().items():
                 tape.argument(name, tensor)
             with tape.noting():
