@@ -22,7 +22,6 @@ from brickline.checking.logic.carrying import (
     carried_weights,
     is_equal,
     is_rounded,
-    nudge,
     nudged,
     plain_name,
     unshared_tensors,
@@ -38,6 +37,7 @@ from brickline.checking.logic.wide_sides import WideSide, candidate_side, refere
 from brickline.checking.masks import idle_queries, is_of_transformers
 from brickline.checking.sides import Side
 from brickline.checking.snapshot import RandomState, State
+from brickline.oracle.wide_calls.state import nudge
 
 FLOOR = 1e-12
 """Relative L2 up to which outputs are the same without further measuring."""

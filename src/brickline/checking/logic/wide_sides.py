@@ -6,7 +6,7 @@ keeps is then not rounded on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from brickline.checking.inquiry import Inquiry
 from brickline.checking.performance import Performance
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import Convert, RandomState, State, snapshot
-from brickline.oracle.widen import is_narrow
+from brickline.oracle.wide_calls.state import held_wide, wide_constants
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WideSide:
         self.before.restore()
         self.dice.restore()
         buffers = self.root.buffers() if isinstance(self.root, torch.nn.Module) else ()
-        with torch.no_grad(), held_wide(buffers), _wide_constants():
+        with torch.no_grad(), held_wide(buffers), wide_constants():
             yield
 
 
@@ -83,27 +83,3 @@ def reference_side(inquiry: Inquiry) -> WideSide:
     """Return the reference."""
     dice = inquiry.call.dice or RandomState()
     return WideSide(inquiry.reference, inquiry.call, inquiry.state, dice, inquiry.reference.run)
-
-
-@contextmanager
-def held_wide(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Hold the floating-point ones among some tensors in float64 as long as this lasts."""
-    kept = [(tensor, tensor.data) for tensor in tensors if is_narrow(tensor)]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.double()
-        yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data
-
-
-@contextmanager
-def _wide_constants() -> Iterator[None]:
-    """Make constants, and quotients of integers, in float64 as long as this lasts."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
