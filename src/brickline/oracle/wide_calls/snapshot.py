@@ -135,6 +135,24 @@ def _walk(value: Any, place: str, seen: set[int], depth: int) -> Iterator[tuple[
             yield from _walk(each, f"{place}.{name}", seen, depth + 1)
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what lies in a structure and is neither a container nor an object with attributes."""
+    waiting, seen = [value], set()
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, (torch.Tensor, *_SHARED)):
+            yield current
+            continue
+        if isinstance(current, Mapping):
+            waiting += current.values()
+        elif isinstance(current, list | tuple):
+            waiting += current
+        waiting += getattr(current, "__dict__", {}).values()
+
+
 class State:
     """What a model's modules hold beside their parameters: buffers and plain attributes."""
 

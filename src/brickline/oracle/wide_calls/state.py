@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from brickline.oracle.wide_calls.snapshot import Convert, copied, is_state
+from brickline.oracle.wide_calls.snapshot import Convert, copied, is_state, leaves
 from brickline.oracle.widen import is_narrow
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -88,3 +88,14 @@ def _put_back(current: dict[str, Any], kept: dict[str, Any]) -> None:
     for name, value in kept.items():
         if current.get(name, kept) is not value:
             current[name] = value
+
+
+def generators_of(root: torch.nn.Module, given: Any) -> list[torch.Generator]:
+    """Return the random generators that a model holds or is given: copies share them."""
+    held = [
+        value
+        for module in root.modules()
+        for name, value in module.__dict__.items()
+        if is_state(name, value)
+    ]
+    return [leaf for leaf in leaves((given, held)) if isinstance(leaf, torch.Generator)]
