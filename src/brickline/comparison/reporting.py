@@ -104,10 +104,15 @@ class Report:
         judged = self.judgement
         told = (self.found.made.count > 0) & (self.alignment.partner >= 0)
         alike = bool(judged.within[told].all()) and bool(told.any())
-        whole = coverage.complete and not self.pair.a.problems and not self.pair.b.problems
+        whole = coverage.complete and self.is_sound
         whole &= bool(reference_covered(self.b, self.alignment).all())
-        whole &= not _unobserved(self.pair.candidate) and not _unobserved(self.pair.reference)
-        return Status.MATCHED if alike and whole and not self.odd_inputs else Status.INCONCLUSIVE
+        return Status.MATCHED if alike and whole else Status.INCONCLUSIVE
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether both runs were given the same, and nothing was lost while they were recorded."""
+        sound = not self.pair.a.problems and not self.pair.b.problems and not self.odd_inputs
+        return sound and not any(map(_unobserved, (self.pair.candidate, self.pair.reference)))
 
     def _coverage(self) -> Coverage:
         outputs, partner = self.found.made, self.alignment.partner

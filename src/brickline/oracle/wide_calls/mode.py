@@ -12,20 +12,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from brickline.oracle.calls import written
-from brickline.oracle.wide_products import is_large_product
-from brickline.oracle.widen import MOVES, Widened, is_narrow, is_view, unit_roundoff, widened
+from brickline.oracle.widen import (
+    MOVES,
+    WideFunctions,
+    Widened,
+    is_narrow,
+    is_view,
+    unit_roundoff,
+    widened,
+)
 
 _CONSTANTS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 ROUNDED = 3.0**-0.5
 """Root mean square of a rounding to nearest, in units of the largest."""
 
 
 class ForeignWrite(Exception):  # noqa: N818
     """The call would write to memory that is not its own: the native run would see it."""
+
+
+class _WideFunctions(WideFunctions):
+    """Makes tensors of Python's numbers in float64 as well: torch would round them."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function; make a constant wide."""
+        result = super().__torch_function__(func, types, args, kwargs)
+        if func not in _CONSTANTS:
+            return result
+        named = dict(kwargs or {})
+        if not is_narrow(result) or named.get("dtype") is not None:
+            return result
+        values = args[0] if args else named.get("data")
+        if isinstance(values, torch.Tensor) or hasattr(values, "__array__"):
+            return result
+        return func(*args, **{**named, "dtype": torch.float64})
 
 
 class WideCall(Widened):
@@ -47,14 +77,7 @@ class WideCall(Widened):
         self.roundoff = 0.0
         """The coarsest rounding by which something was moved."""
 
-    def __enter__(self) -> Any:
-        self._constants = _WideConstants()
-        self._constants.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._constants.__exit__(*error)
+    functions = _WideFunctions
 
     def own(self, tensors: Iterable[Any]) -> None:
         """Let the call write to tensors: copies that it was given, or what it has made."""
@@ -69,7 +92,7 @@ class WideCall(Widened):
         places = written(func)
         if places:
             self._check_written(func, places, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _is_random(func, args, kwargs):
             result = self._drawn(func, places, args, kwargs)
         else:
             result = self._executed(func, places, args, kwargs)
@@ -79,10 +102,10 @@ class WideCall(Widened):
     def _executed(self, func: Any, places: Any, args: Any, kwargs: Any) -> Any:
         moves = func._schema.name in MOVES
         if self.is_moved and not moves:
-            if is_large_product(func, args):
+            if func in _PRODUCTS and is_narrow(args[-1]):
                 # Moving columns of the left factor does to the product what a moved weight does.
                 left = args[-2].double() * self._factor(args[-2].shape[-1], args[-1])
-                args = (*args[:-2], left, args[-1])
+                args = (*map(self.widen, args[:-2]), left, args[-1])
             else:
                 args, kwargs = tree_map(self.widen, args), tree_map(self.widen, kwargs)
         result = super().execute(func, args, kwargs)
@@ -163,25 +186,15 @@ class WideCall(Widened):
         return signs
 
 
-class _WideConstants(TorchFunctionMode):
-    """Makes tensors of Python's numbers in float64: torch would round them to its default."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call a function; make a constant wide."""
-        named = dict(kwargs or {})
-        result = func(*args, **named)
-        if func not in _CONSTANTS or not is_narrow(result) or named.get("dtype") is not None:
-            return result
-        values = args[0] if args else named.get("data")
-        if isinstance(values, torch.Tensor) or hasattr(values, "__array__"):
-            return result
-        return func(*args, **{**named, "dtype": torch.float64})
+def _is_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation draws numbers: attention is marked so, and draws for dropout alone."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            return bool(argument.default_value if given is None else given)
+    return True
 
 
 def _as_float(value: Any) -> Any:

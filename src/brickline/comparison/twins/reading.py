@@ -1,0 +1,409 @@
+"""The report of two runs, decided by their float64 twins where both have them.
+
+Three questions: do both runs compute the same in float64; are their weights the same up to
+rounding; is what each put out natively no further from its own twin than rounding takes it. Each
+that is answered with no is a finding. Owns the words; measures and blame are elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from brickline.comparison.align import Alignment
+from brickline.comparison.conditions import all_recording_facts
+from brickline.comparison.operands import Differences
+from brickline.comparison.run_pair import RunPair, label_of, launch_name, name_of
+from brickline.comparison.sides import MODULE, PARAMETER_INDEX, settings_of
+from brickline.comparison.twins.blame import Blame, innermost, operands_of
+from brickline.comparison.twins.measures import (
+    JUMP,
+    SUMS,
+    Twins,
+    measure_twins,
+    side_twins,
+)
+from brickline.run.twin_rows import texts_of_twins
+from brickline.verdicts import DivergenceReport, Finding, Status, Verdict, VerdictTable
+
+REASON = "shown by the float64 twins of both runs; fingerprints do not tell z, share and a repro"
+FOREIGN = 0.5
+"""Relative L2 from which on an input of a call is another input."""
+SPREAD = 1.0
+"""Own errors below so many units of rounding are all alike."""
+
+
+def with_twins(
+    report: DivergenceReport,
+    pair: RunPair,
+    alignment: Alignment,
+    found: Differences,
+    *,
+    whole: bool,
+) -> DivergenceReport:
+    """Return a report in which twins decide, where both runs have some.
+
+    Args:
+        report: What is said without twins.
+        pair: The two runs.
+        alignment: Which launches belong together.
+        found: Which operands belong together, and how far native values are apart.
+        whole: Whether nothing was lost or unobserved while either run was recorded, and both were
+            given the same.
+    """
+    ours, theirs = side_twins(pair.candidate, pair.a), side_twins(pair.reference, pair.b)
+    if ours is None and theirs is None:
+        return report
+    notes = [
+        f"{role}: {text}"
+        for role, run in (("candidate", pair.candidate), ("reference", pair.reference))
+        for facts in all_recording_facts(run)
+        for text in texts_of_twins(facts)
+    ]
+    if ours is None or theirs is None:
+        has, lacks = (
+            (pair.reference, pair.candidate)
+            if ours is None
+            else (
+                pair.candidate,
+                pair.reference,
+            )
+        )
+        text = f"{label_of(has)} has float64 twins and {label_of(lacks)} has none: {WITHOUT}"
+        return _noted(report, [text, *notes])
+    twins = measure_twins(pair, found, ours, theirs)
+    return _noted(Reading(report, pair, alignment, found, twins).report(whole), notes)
+
+
+WITHOUT = "compared as without; record both with twin=True to decide by them"
+
+
+def _noted(report: DivergenceReport, notes: list[str]) -> DivergenceReport:
+    coverage = replace(report.coverage, notes=(*report.coverage.notes, *notes))
+    return replace(report, coverage=coverage)
+
+
+@dataclass
+class Reading:
+    """What the twins say, on the way into a report."""
+
+    before: DivergenceReport
+    pair: RunPair
+    alignment: Alignment
+    found: Differences
+    twins: Twins
+
+    def report(self, whole: bool) -> DivergenceReport:
+        """Return the report that the twins decide."""
+        roots = self._roots()
+        told = [row for row in roots if self._is_told(row)]
+        if not told:
+            return _noted(self.before, ["no call has a float64 twin in both runs"])
+        logic = self._first(told, self._parts)
+        inner = None if logic else self._inside(told)
+        arithmetic = None if logic or inner else self._arithmetic(told)
+        findings = [*self._logic(logic), *self._off(arithmetic)]
+        if inner is not None and self._is_same_code(inner.row):
+            findings += self._logic(inner, Verdict.SUSPECT)
+        named = {finding.name for finding in findings}
+        findings += [each for each in self._weight_findings() if each.name not in named]
+        backward = [each for each in self.before.findings if each.direction == "backward"]
+        if findings or backward:
+            return self._diverged([*findings, *backward], told, logic)
+        if len(told) < len(roots) or self._unseen(told):
+            return self._cleared(told, whole=False)
+        return self._cleared(told, whole=whole and inner is None)
+
+    # --- which calls, and whether they agree
+
+    def _roots(self) -> list[int]:
+        a = self.pair.a
+        rows = np.flatnonzero((a.parent < 0) & (a.direction == 0) & (a.level == MODULE))
+        return [int(row) for row in rows]
+
+    def _is_told(self, row: int) -> bool:
+        """Whether outputs of a call have twins, and what it was given is the same up to noise."""
+        twins = self.twins
+        made, given = (operands_of(self.pair.a, row, role) for role in (1, 0))
+        if not bool(twins.known[made].any()):
+            return False
+        same, discrete = self.found.same, self.found.discrete
+        return all(
+            same[each] if discrete[each] else not twins.gap[each] > FOREIGN
+            for each in given
+            if self.found.other[each] >= 0
+        )
+
+    def _unseen(self, told: list[int]) -> bool:
+        """Whether an output of a call has no counterpart, or a launch backward is not shown."""
+        a, found = self.pair.a, self.found
+        made = [each for row in told for each in operands_of(a, row, 1)]
+        lost = any(found.other[each] < 0 or found.resized[each] for each in made)
+        return lost or bool((a.direction != 0).any() and self.before.status is not Status.MATCHED)
+
+    def _parts(self, operand: int) -> bool | None:
+        """Whether the logic differs at an operand; below a rounded constant only with a setting."""
+        twins = self.twins
+        if np.isnan(twins.gap[operand]):
+            return None
+        if not twins.gap[operand] > twins.limit[operand]:
+            return False
+        if twins.gap[operand] > twins.weak[operand]:
+            return True
+        return self._settings(int(self.found.owner[operand])) is not None or None
+
+    def _first(self, told: list[int], is_bad: Any) -> Blame | None:
+        for row in told:
+            blame = innermost(self.pair.a, self.alignment, row, is_bad)
+            if blame is not None:
+                return blame
+        return None
+
+    def _inside(self, told: list[int]) -> Blame | None:
+        """Return the first module that computes something else, where the outputs do not show it.
+
+        Where both sides hold the same bits and the outputs agree, it is another way of writing.
+        """
+        a, twins = self.pair.a, self.twins
+        for row in told:
+            if bool(twins.exact[operands_of(a, row, 1)].any()):
+                continue
+            inside = (a.position == a.position[row]) & (a.direction == 0) & (a.parent >= 0)
+            for child in np.flatnonzero(inside & (self.alignment.partner >= 0)).tolist():
+                given = [self._parts(operand) for operand in operands_of(a, child, 0)]
+                made = [self._parts(operand) for operand in operands_of(a, child, 1)]
+                if any(made) and not any(given):
+                    return innermost(a, self.alignment, child, self._parts)
+        return None
+
+    def _is_same_code(self, row: int) -> bool:
+        other = int(self.alignment.partner[row])
+        return other >= 0 and bool(self.pair.a.type[row] == self.pair.b.type[other])
+
+    def _arithmetic(self, told: list[int]) -> tuple[Blame, bool] | None:
+        """Return whose arithmetic is off and where: the candidate's, or the reference's."""
+        one = self._first(told, lambda operand: self._jumps(operand, reference=False))
+        if one is not None:
+            return one, False
+        other = self._first(told, lambda operand: self._jumps(operand, reference=True))
+        return None if other is None else (other, True)
+
+    def _jumps(self, operand: int, *, reference: bool) -> bool | None:
+        """Whether a side's own error is more than rounding makes and than the other side's is."""
+        twins = self.twins
+        units, other = twins.own_units[operand], twins.other_units[operand]
+        moved = twins.own_moved[operand]
+        if reference:
+            units, other, moved = other, units, twins.other_moved[operand]
+        if np.isnan(units) or np.isnan(other):
+            return None
+        coarse = units and (twins.other_own if reference else twins.own)[operand] / units
+        slack = SUMS / coarse if coarse else 0.0
+        return bool(units - slack > JUMP * max(other, SPREAD) and moved > JUMP)
+
+    def _weight_findings(self) -> list[Finding]:
+        out = []
+        for operand, (difference, rounding) in list(self.twins.weights.items())[:3]:
+            row = int(self.found.owner[operand])
+            cause = (
+                f"its {self._weight(operand)} differs from the reference's by {difference:.1e} "
+                f"(relative L2); rounding makes {rounding:.1e} at most"
+            )
+            facts = {"weight_difference": difference, "explained_by_rounding": rounding}
+            out.append(self._finding(row, cause, difference, facts))
+        return out
+
+    def _weight(self, operand: int) -> str:
+        a = self.pair.a
+        number = int(a.index[operand]) - PARAMETER_INDEX
+        names = a.parameter_names.get(int(a.params[self.found.owner[operand]]), ())
+        return names[number] if number < len(names) else f"parameter {number}"
+
+    # --- findings
+
+    def _logic(self, blame: Blame | None, verdict: Verdict = Verdict.CULPRIT) -> list[Finding]:
+        if blame is None:
+            return []
+        twins, operand = self.twins, blame.operand
+        causes = [self._weight_cause(blame.row), self._settings(blame.row)]
+        what = "its output differs"
+        if blame.before is not None:
+            what = f"what it hands to {launch_name(self.pair.a, blame.before)} differs"
+        gap = float(twins.gap[operand])
+        size = "in another choice" if np.isinf(gap) else f"by {gap:.1e}"
+        cause = "; ".join(each for each in causes if each) or (
+            f"in float64 {what} {size}, from the same inputs"
+        )
+        facts = {
+            "float64_difference": gap,
+            "limit": float(twins.limit[operand]),
+            "noise": float(twins.noise[operand]),
+            **self._alternatives(blame),
+        }
+        return [self._finding(blame.row, cause, gap, facts, verdict)]
+
+    def _off(self, found: tuple[Blame, bool] | None) -> list[Finding]:
+        if found is None:
+            return []
+        blame, reference = found
+        twins, operand = self.twins, blame.operand
+        own, other = float(twins.own[operand]), float(twins.other_own[operand])
+        whose, error, rest = "its", own, other
+        if reference:
+            whose, error, rest = "the reference's", other, own
+        what = (
+            "output"
+            if blame.before is None
+            else (f"value that it hands to {launch_name(self.pair.a, blame.before)}")
+        )
+        size = (
+            "is not finite where its twin is"
+            if np.isinf(error)
+            else (f"is {error:.1e} from its own float64 twin")
+        )
+        cause = (
+            f"{whose} arithmetic is off: both compute the same in float64, and {whose} {what} "
+            f"{size}, the other side's {rest:.1e}"
+        )
+        facts = {
+            "own_error": own,
+            "reference_own_error": other,
+            "own_error_in_roundings": float(twins.own_units[operand]),
+            "reference_own_error_in_roundings": float(twins.other_units[operand]),
+            **self._alternatives(blame),
+        }
+        return [self._finding(blame.row, cause, error, facts)]
+
+    def _alternatives(self, blame: Blame) -> dict[str, Any]:
+        names = [name_of(self.pair.a, row) for row in blame.alternatives]
+        return {"alternatives": names} if names else {}
+
+    def _finding(
+        self,
+        row: int,
+        cause: str,
+        size: float,
+        facts: dict[str, Any],
+        verdict: Verdict = Verdict.CULPRIT,
+    ) -> Finding:
+        a, other = self.pair.a, int(self.alignment.partner[row])
+        layer, brick = int(a.layer[row]), int(a.brick[row])
+        return Finding(
+            name=name_of(a, row),
+            verdict=verdict,
+            layer_idx=None if layer < 0 else layer,
+            position=int(a.position[row]),
+            ordinal=int(a.ordinal[row]),
+            brick=None if brick < 0 else a.words[brick],
+            local_error=size,
+            cause=cause,
+            reference_name=name_of(self.pair.b, other) if other >= 0 else None,
+            reason=REASON,
+            evidence=facts,
+        )
+
+    def _weight_cause(self, row: int) -> str | None:
+        for operand, (difference, rounding) in self.twins.weights.items():
+            if int(self.found.owner[operand]) == row or self._is_same_module(operand, row):
+                return (
+                    f"its {self._weight(operand)} differs from the reference's by "
+                    f"{difference:.1e} (relative L2); rounding makes {rounding:.1e} at most"
+                )
+        return None
+
+    def _is_same_module(self, operand: int, row: int) -> bool:
+        return bool(self.pair.a.name[self.found.owner[operand]] == self.pair.a.name[row])
+
+    def _settings(self, row: int) -> str | None:
+        """Return how a module's recorded settings differ from its counterpart's."""
+        other = int(self.alignment.partner[row])
+        if other < 0:
+            return None
+        ours, theirs = settings_of(self.pair.a, row), settings_of(self.pair.b, other)
+        odd = [key for key in ours if key in theirs and ours[key] != theirs[key]]
+        shown = ", ".join(f"{key} {ours[key]}, reference {theirs[key]}" for key in odd[:3])
+        return f"its settings differ: {shown}" if odd else None
+
+    # --- the report
+
+    def _diverged(
+        self, findings: list[Finding], told: list[int], logic: Blame | None
+    ) -> DivergenceReport:
+        first = findings[0]
+        several = len(np.unique(self.pair.a.position)) > 1
+        call = f" in call {first.position}" if several else ""
+        word = "the culprit" if first.verdict is Verdict.CULPRIT else "the first suspect"
+        headline = f"{first.name}{call} is {word}: {first.cause}"
+        return replace(
+            self.before,
+            status=Status.DIVERGED,
+            findings=tuple(findings),
+            verdicts=self._table(findings),
+            headline=headline,
+            diagnosis=headline,
+            whys=(*self._whys(told, logic is not None), *self.before.whys),
+        )
+
+    def _cleared(self, told: list[int], *, whole: bool) -> DivergenceReport:
+        suspects = [each for each in self.before.findings if each.verdict is Verdict.SUSPECT]
+        whys = self._whys(told, False)
+        if suspects:
+            names = ", ".join(each.name for each in suspects[:3])
+            whys.append(f"{names}: what stood out without twins is rounding")
+        status = Status.MATCHED if whole else Status.INCONCLUSIVE
+        calls = f"{len(told)} {'call' if len(told) == 1 else 'calls'}"
+        headline = f"{calls} agree in float64, and what differs natively is rounding"
+        if not whole:
+            headline += "; " + self._what_lacks(told)
+        return replace(
+            self.before,
+            status=status,
+            findings=(),
+            verdicts=self._table([]),
+            headline=headline,
+            diagnosis=headline,
+            whys=(*whys, *self.before.whys),
+            next_command=None if whole else self.before.next_command,
+        )
+
+    def _what_lacks(self, told: list[int]) -> str:
+        lost = len(self._roots()) - len(told)
+        if lost:
+            return f"{lost} more have no twins on both sides, or were given something else"
+        return "but not everything was observed, as the coverage says"
+
+    def _whys(self, told: list[int], parted: bool) -> list[str]:
+        twins, a = self.twins, self.pair.a
+        made = [each for row in told for each in operands_of(a, row, 1)]
+        made = [each for each in made if twins.known[each]]
+        worst = max(made, key=lambda each: twins.gap[each])
+        gap, limit = float(twins.gap[worst]), float(twins.limit[worst])
+        held = "hold the same bits" if twins.exact[worst] else "differ by rounding"
+        texts = [
+            f"weights and inputs {held}; in float64 the outputs differ by {gap:.1e}, where "
+            f"{limit:.1e} is what the measured noise allows"
+        ]
+        own, other = float(twins.own[worst]), float(twins.other_own[worst])
+        if not (np.isnan(own) or np.isnan(other)):
+            texts.append(
+                f"what they put out natively is {own:.1e} from its own twin, the reference's "
+                f"{other:.1e}"
+            )
+        return texts
+
+    def _table(self, findings: list[Finding]) -> VerdictTable:
+        """Return the verdicts: culprits are those of the twins, suspects are none any more."""
+        columns = {name: list(values) for name, values in self.before.verdicts.columns.items()}
+        named = {(each.name, each.position, each.ordinal): each.verdict for each in findings}
+        rest = Verdict.PROPAGATED if findings else Verdict.ROUNDING
+        places = zip(columns["name"], columns["position"], columns["ordinal"], strict=True)
+        for number, place in enumerate(places):
+            if columns["direction"][number] == "backward":
+                continue
+            if place in named and columns["op"][number] is None:
+                columns["verdict"][number] = named[place]
+            elif columns["verdict"][number] in (Verdict.SUSPECT, Verdict.AMPLIFIED):
+                columns["verdict"][number] = rest
+        return VerdictTable(columns)
