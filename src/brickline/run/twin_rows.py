@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,15 +116,37 @@ def read_twins(spool: Path) -> NDArray[Any]:
     """
     import numpy as np
 
+    content = _content(spool, None)
+    if len(content) < _HEADER.size:  # none, or its process was killed before the first row
+        return np.empty(0, row_dtype())
+    _check_header(content, spool.with_suffix(ENDING))
+    count = (len(content) - _HEADER.size) // row_dtype().itemsize
+    return np.frombuffer(content, row_dtype(), count, _HEADER.size)
+
+
+def twin_problem(spool: Path) -> RunError | None:
+    """Return why the twins beside a spool cannot be read; None where they can, or are not there."""
+    try:
+        content = _content(spool, _HEADER.size)
+        if len(content) == _HEADER.size:
+            _check_header(content, spool.with_suffix(ENDING))
+    except RunError as error:
+        return error
+    return None
+
+
+def _content(spool: Path, size: int | None) -> bytes:
     file = spool.with_suffix(ENDING)
     try:
-        content = file.read_bytes()
+        with open(file, "rb") as opened:
+            return opened.read() if size is None else opened.read(size)
     except FileNotFoundError:
-        return np.empty(0, row_dtype())
+        return b""
     except OSError as error:
         raise RunError(f"cannot read {file}: {error.strerror}; check its permissions") from error
-    if len(content) < _HEADER.size:  # its process was killed before the first row
-        return np.empty(0, row_dtype())
+
+
+def _check_header(content: bytes, file: Path) -> None:
     magic, version, size = _HEADER.unpack_from(content)
     if magic != _MAGIC or (version == VERSION and size != row_dtype().itemsize):
         raise RunDamaged(f"expected a file of twins, found something else - at {file}")
@@ -133,8 +155,16 @@ def read_twins(spool: Path) -> NDArray[Any]:
             f"expected twins of version {VERSION} or older, found {version} - at {file}; upgrade "
             "with `pip install --upgrade brickline`"
         )
-    count = (len(content) - _HEADER.size) // size
-    return np.frombuffer(content, row_dtype(), count, _HEADER.size)
+
+
+def texts_of_run(documents: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what the recorders of a run noted of twins, from its manifest and who joined."""
+    texts = []
+    for document in documents:
+        facts = document.get("facts")
+        recording = facts.get("recording") if isinstance(facts, Mapping) else None
+        texts += texts_of_twins(recording) if isinstance(recording, Mapping) else []
+    return texts
 
 
 def texts_of_twins(facts: Mapping[str, Any]) -> list[str]:
@@ -143,7 +173,11 @@ def texts_of_twins(facts: Mapping[str, Any]) -> list[str]:
     if not isinstance(noted, Mapping):
         return []
     calls = int(noted.get("calls", 0))
-    texts = [f"{calls} {'call has' if calls == 1 else 'calls have'} a float64 twin"]
+    spent = float(noted.get("seconds", 0.0))
+    texts = [
+        f"{calls} {'call has' if calls == 1 else 'calls have'} a float64 twin, made in "
+        f"{spent:.3g} s that no time of the run contains"
+    ]
     for entry in noted.get("none", ()):
         texts.append(f"no twin of {_calls(entry)}: {entry.get('reason')}")
     narrow = noted.get("float32", ())

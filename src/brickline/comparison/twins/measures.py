@@ -105,8 +105,7 @@ def side_twins(run: Run, side: Side) -> SideTwins | None:
     for number, part in enumerate(run.parts):
         try:
             rows = read_twins(part.path)
-        except RunError as error:
-            side.problems.append(str(error))
+        except RunError:  # the run says so as a problem of its own
             continue
         names = [side.words.number(part.string(int(name))) for name in rows["name"]]
         places = [rows[name].astype(np.int64) for name in ("position", "ordinal", "role", "index")]
@@ -253,29 +252,40 @@ def _in_units(run: Run, twins: SideTwins, own: Floats, operands: Ints) -> tuple[
 
 
 def _weights(a: Side, b: Side, found: Differences) -> tuple[dict[int, tuple[float, float]], bool]:
-    """Return the weights that differ by more than rounding, and whether all are the same bits."""
+    """Return the weights that differ by more than rounding, and whether all others are the same."""
+    own = _weights_of(a)
+    theirs = _weights_of(b)
+    paired = own[(found.other[own] >= 0) & (a.print[own] >= 0) & ~found.fused[own]]
+    same = found.same[paired]
+    kept = float(same.mean()) > 0.5 if len(paired) else False
     odd: dict[int, tuple[float, float]] = {}
-    is_weight = (a.index >= PARAMETER_INDEX) & (a.role == 0) & (a.direction[found.owner] == 0)
-    own = np.flatnonzero(is_weight & (a.position[found.owner] == a.position.min(initial=0)))
-    exact = bool((found.same[own] & (found.other[own] >= 0) & (a.print[own] >= 0)).all())
-    theirs = (b.index >= PARAMETER_INDEX) & (b.role == 0) & (b.direction[b.owner] == 0)
-    theirs &= b.position[b.owner] == b.position.min(initial=0)
-    # The reference may use a weight more often; it may have none that the candidate lacks.
-    known = {b.prints.hash[row].tobytes() for row in b.print[found.other[own]]} if exact else set()
-    exact = exact and {b.prints.hash[row].tobytes() for row in b.print[theirs]} <= known
     roundoffs = np.array([unit_roundoff(text) for text in a.words.texts], float)
-    for operand in own[(found.other[own] >= 0) & ~found.same[own] & ~found.fused[own]].tolist():
+    for operand in paired[~same].tolist():
         partner = int(found.other[operand])
-        if a.form[operand] != b.form[partner] or a.print[operand] < 0 or b.print[partner] < 0:
+        if a.form[operand] != b.form[partner] or b.print[partner] < 0:
             continue
         coarse = max(roundoffs[a.dtype[operand]], roundoffs[b.dtype[partner]])
-        if not coarse or np.isnan(found.delta[operand]):
+        difference = float(found.delta[operand])
+        if not coarse or np.isnan(difference):
             continue
-        if found.delta[operand] > WEIGHT * coarse or _stripe_is_off(
-            a.prints.records(a.print[[operand]])[0], b.prints.records(b.print[[partner]])[0], coarse
-        ):
-            odd[operand] = float(found.delta[operand]), 0.58 * coarse
-    return odd, exact
+        # Where most weights are the same bits, the others were not rounded: they were changed.
+        changed = kept and a.dtype[operand] == b.dtype[partner]
+        one, two = a.prints.records(a.print[[operand]])[0], b.prints.records(b.print[[partner]])[0]
+        if changed or difference > WEIGHT * coarse or _stripe_is_off(one, two, coarse):
+            odd[operand] = difference, 0.0 if changed else 0.58 * coarse
+    rest = ~np.isin(paired, list(odd))
+    if len(paired) < len(own) or not same[rest].all():
+        return odd, False
+    # The reference may use a weight more often; it may have none that the candidate lacks.
+    known = {b.prints.hash[row].tobytes() for row in b.print[found.other[paired]]}
+    return odd, {b.prints.hash[row].tobytes() for row in b.print[theirs]} <= known
+
+
+def _weights_of(side: Side) -> Ints:
+    """Return the parameters and buffers in the first call of the root."""
+    owner = side.owner
+    is_weight = (side.index >= PARAMETER_INDEX) & (side.role == 0) & (side.direction[owner] == 0)
+    return np.flatnonzero(is_weight & (side.position[owner] == side.position.min(initial=0)))
 
 
 def _stripe_is_off(one: np.void, two: np.void, coarse: float) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from brickline.comparison.align import Alignment
-from brickline.comparison.conditions import all_recording_facts
 from brickline.comparison.operands import Differences
 from brickline.comparison.run_pair import RunPair, label_of, launch_name, name_of
 from brickline.comparison.sides import MODULE, PARAMETER_INDEX, settings_of
@@ -25,12 +24,14 @@ from brickline.comparison.twins.measures import (
     measure_twins,
     side_twins,
 )
-from brickline.run.twin_rows import texts_of_twins
+from brickline.run.twin_rows import texts_of_run
 from brickline.verdicts import DivergenceReport, Finding, Status, Verdict, VerdictTable
 
 REASON = "shown by the float64 twins of both runs; fingerprints do not tell z, share and a repro"
 FOREIGN = 0.5
 """Relative L2 from which on an input of a call is another input."""
+MOST_WEIGHTS = 3
+"""Weights that are findings of their own."""
 SPREAD = 1.0
 """Own errors below so many units of rounding are all alike."""
 
@@ -59,8 +60,7 @@ def with_twins(
     notes = [
         f"{role}: {text}"
         for role, run in (("candidate", pair.candidate), ("reference", pair.reference))
-        for facts in all_recording_facts(run)
-        for text in texts_of_twins(facts)
+        for text in texts_of_run((run.manifest, *run.joined))
     ]
     if ours is None or theirs is None:
         has, lacks = (
@@ -101,7 +101,7 @@ class Reading:
         told = [row for row in roots if self._is_told(row)]
         if not told:
             return _noted(self.before, ["no call has a float64 twin in both runs"])
-        logic = self._first(told, self._parts)
+        logic = self._logic_blame(told)
         inner = None if logic else self._inside(told)
         arithmetic = None if logic or inner else self._arithmetic(told)
         findings = [*self._logic(logic), *self._off(arithmetic)]
@@ -144,15 +144,23 @@ class Reading:
         return lost or bool((a.direction != 0).any() and self.before.status is not Status.MATCHED)
 
     def _parts(self, operand: int) -> bool | None:
-        """Whether the logic differs at an operand; below a rounded constant only with a setting."""
-        twins = self.twins
-        if np.isnan(twins.gap[operand]):
-            return None
-        if not twins.gap[operand] > twins.limit[operand]:
-            return False
-        if twins.gap[operand] > twins.weak[operand]:
-            return True
-        return self._settings(int(self.found.owner[operand])) is not None or None
+        """Whether the logic differs at an operand; None: not known."""
+        gap = self.twins.gap[operand]
+        return None if np.isnan(gap) else bool(gap > self.twins.limit[operand])
+
+    def _parts_far(self, operand: int) -> bool | None:
+        """The same by more than a constant that was rounded to float32 makes."""
+        gap = self.twins.gap[operand]
+        return None if np.isnan(gap) else bool(gap > self.twins.weak[operand])
+
+    def _logic_blame(self, told: list[int]) -> Blame | None:
+        """Return where the logic differs; a rounded constant is no difference but of a setting."""
+        blame = self._first(told, self._parts)
+        if blame is None or self._parts_far(blame.operand):
+            return blame
+        if self._settings(blame.row) or self._weight_cause(blame.row):
+            return blame
+        return self._first(told, self._parts_far)
 
     def _first(self, told: list[int], is_bad: Any) -> Blame | None:
         for row in told:
@@ -205,15 +213,19 @@ class Reading:
 
     def _weight_findings(self) -> list[Finding]:
         out = []
-        for operand, (difference, rounding) in list(self.twins.weights.items())[:3]:
-            row = int(self.found.owner[operand])
-            cause = (
-                f"its {self._weight(operand)} differs from the reference's by {difference:.1e} "
-                f"(relative L2); rounding makes {rounding:.1e} at most"
-            )
+        for operand in list(self.twins.weights)[:MOST_WEIGHTS]:
+            difference, rounding = self.twins.weights[operand]
+            row, cause = int(self.found.owner[operand]), self._weight_words(operand)
             facts = {"weight_difference": difference, "explained_by_rounding": rounding}
             out.append(self._finding(row, cause, difference, facts))
         return out
+
+    def _weight_words(self, operand: int) -> str:
+        difference, rounding = self.twins.weights[operand]
+        what = f"its {self._weight(operand)} differs from the reference's by {difference:.1e}"
+        if not rounding:
+            return f"{what} (relative L2), where most weights are the same to the bit"
+        return f"{what} (relative L2); rounding makes {rounding:.1e} at most"
 
     def _weight(self, operand: int) -> str:
         a = self.pair.a
@@ -237,7 +249,7 @@ class Reading:
             f"in float64 {what} {size}, from the same inputs"
         )
         facts = {
-            "float64_difference": gap,
+            "float64_difference": gap if np.isfinite(gap) else None,
             "limit": float(twins.limit[operand]),
             "noise": float(twins.noise[operand]),
             **self._alternatives(blame),
@@ -268,10 +280,12 @@ class Reading:
             f"{size}, the other side's {rest:.1e}"
         )
         facts = {
-            "own_error": own,
-            "reference_own_error": other,
-            "own_error_in_roundings": float(twins.own_units[operand]),
-            "reference_own_error_in_roundings": float(twins.other_units[operand]),
+            **_finite(
+                own_error=own,
+                reference_own_error=other,
+                own_error_in_roundings=float(twins.own_units[operand]),
+                reference_own_error_in_roundings=float(twins.other_units[operand]),
+            ),
             **self._alternatives(blame),
         }
         return [self._finding(blame.row, cause, error, facts)]
@@ -297,7 +311,7 @@ class Reading:
             position=int(a.position[row]),
             ordinal=int(a.ordinal[row]),
             brick=None if brick < 0 else a.words[brick],
-            local_error=size,
+            local_error=size if np.isfinite(size) else None,
             cause=cause,
             reference_name=name_of(self.pair.b, other) if other >= 0 else None,
             reason=REASON,
@@ -305,12 +319,9 @@ class Reading:
         )
 
     def _weight_cause(self, row: int) -> str | None:
-        for operand, (difference, rounding) in self.twins.weights.items():
-            if int(self.found.owner[operand]) == row or self._is_same_module(operand, row):
-                return (
-                    f"its {self._weight(operand)} differs from the reference's by "
-                    f"{difference:.1e} (relative L2); rounding makes {rounding:.1e} at most"
-                )
+        for operand in self.twins.weights:
+            if self._is_same_module(operand, row):
+                return self._weight_words(operand)
         return None
 
     def _is_same_module(self, operand: int, row: int) -> bool:
@@ -353,8 +364,8 @@ class Reading:
             names = ", ".join(each.name for each in suspects[:3])
             whys.append(f"{names}: what stood out without twins is rounding")
         status = Status.MATCHED if whole else Status.INCONCLUSIVE
-        calls = f"{len(told)} {'call' if len(told) == 1 else 'calls'}"
-        headline = f"{calls} agree in float64, and what differs natively is rounding"
+        calls = "1 call agrees" if len(told) == 1 else f"{len(told)} calls agree"
+        headline = f"{calls} in float64, and what differs natively is rounding"
         if not whole:
             headline += "; " + self._what_lacks(told)
         return replace(
@@ -371,7 +382,8 @@ class Reading:
     def _what_lacks(self, told: list[int]) -> str:
         lost = len(self._roots()) - len(told)
         if lost:
-            return f"{lost} more have no twins on both sides, or were given something else"
+            which = "1 more has no twin" if lost == 1 else f"{lost} more have no twins"
+            return f"{which} on both sides, or not the same inputs"
         return "but not everything was observed, as the coverage says"
 
     def _whys(self, told: list[int], parted: bool) -> list[str]:
@@ -407,3 +419,8 @@ class Reading:
             elif columns["verdict"][number] in (Verdict.SUSPECT, Verdict.AMPLIFIED):
                 columns["verdict"][number] = rest
         return VerdictTable(columns)
+
+
+def _finite(**facts: float) -> dict[str, float | None]:
+    """Return facts as JSON can hold them."""
+    return {name: value if np.isfinite(value) else None for name, value in facts.items()}
