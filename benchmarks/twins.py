@@ -1,9 +1,9 @@
 """Whether two runs with float64 twins are told apart, and what recording the twins costs.
 
 Claims: of the 30 pairs of runs in `twin_cases.py`, across dtypes, code and, where CUDA is there,
-devices, all verdicts are right: matched where nothing is wrong, else diverged with the right module
-first. Beside it what `compare` says of the same runs without their twins. Recording with twins takes
-at most eight times as long as without, on a Llama of hidden size 1024.
+devices, all verdicts are right: matched where nothing is wrong, else diverged with the right
+module first. Beside it what `compare` says of the same runs without their twins. Recording with
+twins takes at most eight times as long as without, on layers of hidden size 1024.
 
 Run with ``python benchmarks/twins.py``; ``--quick`` takes one repetition.
 """
@@ -100,10 +100,12 @@ def costs(on_cuda: bool, repeats: int) -> dict[str, tuple[float, float, float]]:
 def _recorded_median(model: Any, call: Callable[[], None], repeats: int, *, twin: bool) -> float:
     import brickline as bl
 
-    with tempfile.TemporaryDirectory() as directory:
-        with bl.record(Path(directory) / "a.brick", model, twin=twin):
-            call()
-            return _median(call, repeats)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        bl.record(Path(directory) / "a.brick", model, twin=twin),
+    ):
+        call()
+        return _median(call, repeats)
 
 
 def _median(call: Callable[[], None], repeats: int) -> float:

@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ MOST_FAILURES = 3
 """Calls in a row without a twin, for want of memory or another error, after which none is tried."""
 MOST_NAMED = 10
 """Calls without a twin that are named, for each reason."""
+MOST_CHARACTERS = 200
+"""Of an error's message."""
 _PACKAGE = Path(brickline.__file__).parent
 
 
@@ -75,14 +77,8 @@ class Twins:
             if compiled:
                 raise NoTwin("it is called from compiled code")
             self._make(site, place, args, kwargs or {})
-            self._failures = 0
         except NoTwin as reason:
             self._leave_out(place.position, str(reason))
-        except Exception as error:
-            self._failures += 1
-            if is_own(error):
-                self._recorder.failures.record_failure("making a float64 twin", error)
-            self._leave_out(place.position, reason_of(error))
         finally:
             self._ns += time.perf_counter_ns() - began
             counts = zip(_core.watch_counts(), before, strict=True)
@@ -123,10 +119,21 @@ class Twins:
         refusal = self._refusals[id(root)] or passing_refusal_of(root.model)
         if refusal:
             raise NoTwin(refusal)
-        with untouched(self._recorder, root.model, (args, kwargs)):
-            mode = WideCall(working_dtype(root.model))
+        try:
+            self._make_twin(site, place, args, kwargs)
+        except Exception as error:
+            self._failures += 1
+            if is_own(error):
+                self._recorder.failures.record_failure("making a float64 twin", error)
+            raise NoTwin(reason_of(error)) from error
+        self._failures = 0
+
+    def _make_twin(self, site: Site, place: Place, args: Any, kwargs: Any) -> None:
+        model = site.root.model
+        with untouched(self._recorder, model, (args, kwargs)):
+            mode = WideCall(working_dtype(model))
             plain = self._run(mode, site, args, kwargs)
-            moving = WideCall(working_dtype(root.model), moved=True)
+            moving = WideCall(working_dtype(model), moved=True)
             moved = self._run(moving, site, args, kwargs)
         self._narrow |= mode.narrow_ops
         self._write(place, plain, moved, moving.roundoff)
@@ -275,7 +282,5 @@ def reason_of(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"the disk refuses ({error.strerror or error})"
-    with suppress(Exception):
-        first = str(error).strip().splitlines()[0][:200]
-        return f"in float64 it raised {type(error).__name__}: {first}"
-    return f"in float64 it raised {type(error).__name__}"
+    first = traceback.format_exception_only(error)[0].splitlines()[0]
+    return f"in float64 it raised {first[:MOST_CHARACTERS]}"

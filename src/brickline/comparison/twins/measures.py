@@ -8,6 +8,7 @@ model of rounding is asked. Knows launches and operands as `sides` gives them, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,7 +130,8 @@ def side_twins(run: Run, side: Side) -> SideTwins | None:
     found = order[place]
     forward = (side.direction[owner] == 0) & (side.level[owner] == MODULE)
     is_twin = (known[found] == wanted) & forward
-    narrow = any(bool(facts.get("twin", {}).get("float32")) for facts in all_recording_facts(run))
+    noted = [facts.get("twin") for facts in all_recording_facts(run)]
+    narrow = any(isinstance(twin, Mapping) and bool(twin.get("float32")) for twin in noted)
     return SideTwins(table, np.where(is_twin, found, -1), narrow)
 
 

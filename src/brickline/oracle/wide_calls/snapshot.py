@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+_REFUSALS = (TypeError, AttributeError, ValueError, RuntimeError, OSError, copy.Error)
+"""What an object may raise that does not want to be copied: it is shared."""
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 _SHARED = (
@@ -99,7 +101,7 @@ def _tensor(value: torch.Tensor, convert: Convert | None) -> torch.Tensor:
 def _object(value: Any, convert: Convert | None, memo: dict[int, Any], depth: int) -> Any:
     try:
         made = copy.copy(value)
-    except Exception:
+    except _REFUSALS:
         return value
     memo[id(value)] = (made, value)
     if isinstance(made, dict):
