@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,52 @@ def test_twins_are_fingerprints(tmp_path: Path) -> None:
         bl.record(tmp_path / "a.brick", Small(), twin=True, fingerprints=False)
     with pytest.raises(UsageError, match="expected True or False"):
         bl.record(tmp_path / "a.brick", Small(), twin=2)  # type: ignore[arg-type]
+
+
+def test_threads_that_call_one_model_do_not_meet_its_twin(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4)).eval()
+    inputs = torch.randn(4, 5, 16)
+    made: dict[int, list[Tensor]] = {number: [] for number in range(4)}
+
+    def call(number: int) -> None:
+        with torch.no_grad():
+            made[number] += [model(inputs[number]) for _ in range(8)]
+
+    with torch.no_grad():
+        expected = [model(each) for each in inputs]
+    with bl.record(tmp_path / "a.brick", model, twin=True) as recording:
+        threads = [threading.Thread(target=call, args=(number,)) for number in made]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number, results in made.items():
+        assert len(results) == 8
+        assert all(torch.equal(result, expected[number]) for result in results)
+    twin = recording.facts["twin"]
+    assert twin["calls"] + sum(entry["count"] for entry in twin["none"]) == 32
+    assert {entry["reason"] for entry in twin["none"]} <= {"another call of a model is under way"}
+    assert not recording.failures
+
+
+def test_a_model_with_threads_of_its_own_does_not_wait_for_them_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brickline.adapters.torch_twins.PATIENCE_S", 0.2)
+
+    class Threaded(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            made: list[Tensor] = []
+            thread = threading.Thread(target=lambda: made.append(self.up(x.float())))
+            thread.start()
+            thread.join()
+            return made[0]
+
+    model, x = Threaded().eval(), torch.ones(2, 8)
+    expected = model(x)
+    with bl.record(tmp_path / "a.brick", model, twin=True) as recording:
+        assert torch.equal(model(x), expected)
+        assert torch.equal(model(x), expected)
+    assert "a thread waited 0.2 s" in recording.summary()
+    assert recording.facts["twin"]["calls"] == 0

@@ -274,6 +274,8 @@ class Recorder:
         if call is None:
             return
         try:
+            if self._twins is not None:
+                self._twins.end(call)
             if call in self.state.stack:
                 self._pop(call)
             if self._ops is not None:
@@ -305,6 +307,8 @@ class Recorder:
             return False
         call = None
         try:
+            if self._twins is not None and not self.state.stack:
+                self._twins.wait()
             began_ns = self._now()
             call = self._call_of(site)
             if call is None:
@@ -312,7 +316,7 @@ class Recorder:
             if call.is_outermost and self._twins is not None:
                 # No part of any time: neither of the step, which has not begun, nor of recording.
                 twin_ns = self._now()
-                self._twins.make(site, call.place, args, kwargs, compiled=compiled)
+                self._twins.begin(call, args, kwargs, compiled=compiled)
                 began_ns += self._now() - twin_ns
             place, state = call.place, self.state
             if call.is_outermost:
@@ -419,6 +423,8 @@ class Recorder:
 
     def _after(self, call: Call, result: Any, failed: bool) -> None:
         try:
+            if self._twins is not None and call.is_outermost:
+                self._twins.end(call)
             written = self._book.end() if call.is_outermost else 0
             if self._facts is not None:
                 self._pop(call)

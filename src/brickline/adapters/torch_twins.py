@@ -9,6 +9,7 @@ said in the run; it never stops the program.
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 import warnings
@@ -33,7 +34,7 @@ from brickline.oracle.widen import is_narrow, is_out_of_memory, unit_roundoff
 from brickline.run.twin_rows import TwinFile, packed_row
 
 if TYPE_CHECKING:
-    from brickline.adapters.torch_calls import Place, Root
+    from brickline.adapters.torch_calls import Call, Place, Root
     from brickline.adapters.torch_recorder import Recorder
     from brickline.adapters.torch_sites import Site
 
@@ -41,6 +42,8 @@ MOST_FAILURES = 3
 """Calls in a row without a twin, for want of memory or another error, after which none is tried."""
 MOST_NAMED = 10
 """Calls without a twin that are named, for each reason."""
+PATIENCE_S = 20
+"""How long a thread waits for the twin of another."""
 MOST_CHARACTERS = 200
 """Of an error's message."""
 _PACKAGE = Path(brickline.__file__).parent
@@ -62,6 +65,9 @@ class Twins:
         self._calls = self._rows = self._failures = 0
         self._ns = 0
         self._narrow: set[str] = set()
+        self._lock = threading.RLock()
+        self._open: set[Call] = set()
+        self._is_stuck = False
         self.aside = [0, 0]
         """Calls that the core counted as passed aside and as unknown while twins were made."""
 
@@ -69,8 +75,32 @@ class Twins:
         """Know a module of a model by its site."""
         self._sites.setdefault(id(root), {})[id(site.module)] = site
 
-    def make(self, site: Site, place: Place, args: Any, kwargs: Any, *, compiled: bool) -> None:
-        """Make the twin of a root's call that is about to run."""
+    def wait(self) -> None:
+        """Wait for a twin that another thread makes: the model holds copies of its state then.
+
+        Not for ever: a model that calls its modules in threads of its own would wait for them.
+        """
+        if self._lock.acquire(timeout=PATIENCE_S):
+            self._lock.release()
+        else:
+            self._is_stuck = True
+
+    def begin(self, call: Call, args: Any, kwargs: Any, *, compiled: bool) -> None:
+        """Make the twin of a root's call that is about to run, unless another is under way."""
+        with self._lock:
+            if self._open:
+                self._leave_out(call.place.position, "another call of a model is under way")
+            else:
+                self._make_one(call.site, call.place, args, kwargs, compiled=compiled)
+            self._open.add(call)
+
+    def end(self, call: Call) -> None:
+        """Hear of the end of a call that began, or was given up."""
+        self._open.discard(call)
+
+    def _make_one(
+        self, site: Site, place: Place, args: Any, kwargs: Any, *, compiled: bool
+    ) -> None:
         began = time.perf_counter_ns()
         before = _core.watch_counts()
         try:
@@ -112,6 +142,7 @@ class Twins:
 
     def _make(self, site: Site, place: Place, args: Any, kwargs: Any) -> None:
         root: Root = site.root
+        self._refuse_stuck()
         if self._failures >= MOST_FAILURES:
             raise NoTwin(f"none was made of the {MOST_FAILURES} calls before")
         if id(root) not in self._refusals:
@@ -121,12 +152,18 @@ class Twins:
             raise NoTwin(refusal)
         try:
             self._make_twin(site, place, args, kwargs)
+        except NoTwin:
+            raise
         except Exception as error:
             self._failures += 1
             if is_own(error):
                 self._recorder.failures.record_failure("making a float64 twin", error)
             raise NoTwin(reason_of(error)) from error
         self._failures = 0
+
+    def _refuse_stuck(self) -> None:
+        if self._is_stuck:
+            raise NoTwin(f"a thread waited {PATIENCE_S} s for another call's twin")
 
     def _make_twin(self, site: Site, place: Place, args: Any, kwargs: Any) -> None:
         model = site.root.model
@@ -135,6 +172,7 @@ class Twins:
             plain = self._run(mode, site, args, kwargs)
             moving = WideCall(working_dtype(model), moved=True)
             moved = self._run(moving, site, args, kwargs)
+        self._refuse_stuck()  # what a thread of the model's own did meanwhile was not wide
         self._narrow |= mode.narrow_ops
         self._write(place, plain, moved, moving.roundoff)
 
