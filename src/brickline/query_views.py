@@ -20,6 +20,7 @@ TABLES: Mapping[str, str] = {
     "traces": "Kernel launches",
     "operands": "Tensors of the launches",
     "fingerprints": "What is kept of each tensor",
+    "twins": "The same tensors in float64; no launches",
     "graph_nodes": "Execution graph",
     "graph_edges": "Execution graph",
     "parts": "Spools, with their clocks",

@@ -39,6 +39,7 @@ from brickline.circumstances import (
 )
 from brickline.errors import BricklineError, InternalError, RunDamaged, RunError
 from brickline.run.failures import failure_texts
+from brickline.run.twin_rows import twin_problem
 from brickline.run_directory import (
     FORMAT,
     MANIFEST,
@@ -344,6 +345,7 @@ class Run:
                 continue
             parts.append(part)
             problems += [RunDamaged(f"{text} - at {spool}") for text in part.problems]
+            problems += [found for found in (twin_problem(spool),) if found is not None]
         if problems and not parts:
             raise problems[0]
         joined = sorted(_joined_documents(directory), key=lambda one: str(one.get("created")))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from brickline import abi
 from brickline.bricks import BrickCategory
 from brickline.dtypes import DTYPES
+from brickline.errors import RunError
 from brickline.graph_rows import (
     NO_STRING,
     TIMED,
@@ -25,6 +26,7 @@ from brickline.graph_rows import (
     NodeKind,
     TransferDirection,
 )
+from brickline.run.twin_rows import read_twins, row_dtype
 from brickline.spools import Part
 
 _AT_ONCE = 1 << 16
@@ -97,6 +99,8 @@ _COLUMNS = {
     "l2:f8 total:f8 absmax:f8 minimum:f8 maximum:f8 nan_count:u8 inf_count:u8 first_nan:i8 "
     "first_inf:i8 nonfinite_hash:u8 zeros:u8 subnormals:u8 saturated:u8 sketch:f8s rows:f4s "
     "columns:f4s",
+    "twins": f"{_PART} name:text position:u4 ordinal:u4 role:text index:u4 roundoff:f8 noise:f8 "
+    "hash:text shape:i8s elements:u8 l2:f8 total:f8 absmax:f8 nan_count:u8 inf_count:u8 sketch:f8s",
     "graph_nodes": f"{_PART} node:u4 kind:text name:text brick:i4 layer:i4 timing_ns:u8 "
     "start_ns:u8 elements:u8 source_hash:u8 grid:u4s block:u4s shared_bytes:u4 "
     "arithmetic_intensity:f8 achieved_tflops:f8 bytes:u8 direction:text source:text target:text "
@@ -146,6 +150,7 @@ _FINGERPRINT_NUMBERS = (
     *("elements", "l1", "l2", "total", "absmax", "minimum", "maximum", "nan_count", "inf_count"),
     *("nonfinite_hash", "zeros", "subnormals", "saturated"),
 )
+_TWIN_NUMBERS = ("elements", "l2", "total", "absmax", "nan_count", "inf_count")
 _DIRECTIONS = tuple(direction.label for direction in TransferDirection)
 
 
@@ -371,6 +376,25 @@ def _fingerprints(rows: Rows, first: int) -> Columns:
     }
 
 
+def _twins(part: Part) -> Columns:
+    try:
+        rows = read_twins(part.path)
+    except RunError:  # the run says so as a problem of its own
+        rows = np.empty(0, row_dtype())
+    prints = rows["fingerprint"]
+    sizes = np.minimum(prints["dimensions"], prints["shape"].shape[1])
+    return {
+        "name": _texts(part.strings, rows["name"]),
+        **{name: rows[name] for name in ("position", "ordinal", "index", "roundoff")},
+        "role": _texts(("input", "output"), rows["role"]),
+        "noise": Masked(rows["noise"], np.isnan(rows["noise"])),
+        "hash": _hex_texts(prints["hash"]),
+        "shape": _lists(prints["shape"], sizes),
+        **{name: prints[name] for name in _TWIN_NUMBERS},
+        "sketch": _lists(prints["sketch"], np.full(len(prints), prints["sketch"].shape[1])),
+    }
+
+
 def _hex_texts(words: Rows) -> pa.Array:
     """Return 128 bits as text, the high word first; most readers have no such number."""
     return pa.array([f"{high:016x}{low:016x}" for low, high in words.tolist()], pa.string())
@@ -469,6 +493,7 @@ BUILDERS: Mapping[str, Callable[[Part], Columns]] = {
     "histograms": _histograms,
     "timeline": _timeline,
     "traces": _traces,
+    "twins": _twins,
     "graph_nodes": _graph_nodes,
     "graph_edges": _graph_edges,
     "facts": _facts,

@@ -186,6 +186,7 @@ def test_imports_inside_functions_are_few(module: str) -> None:
         "verdict.report": {"report"},
         "adapters.recording": {"adapters"},
         "adapters.torch_tensors": {"fingerprint_cuda"},
+        "adapters.torch_heard": {"fingerprint_cuda"},
         "__main__": {"commands"},
         "checker": {"checking", "oracle", "comparison"},
         "fingerprints": {"fingerprint_cuda"},

@@ -61,6 +61,8 @@ class Launches:
     print_list: list[Array] = field(default_factory=list)
     slots: Array = field(default_factory=lambda: np.empty(0, abi.SLOT))
     header: dict[str, int] = field(default_factory=dict)
+    path: Path = Path("hand-made.spool")
+    """Where nothing lies, so that there are no twins."""
 
     def string(self, number: int) -> str:
         return self.strings[number]

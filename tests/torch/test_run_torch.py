@@ -145,3 +145,20 @@ def test_a_wrong_option(tmp_path: Path, script: Path) -> None:
     assert done.returncode == 2
     assert "level: expected one of module, op, got 'kernel'" in done.stderr
     assert not (tmp_path / "training.brick").exists()
+
+
+def test_twins_are_recorded_of_a_program_that_says_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "inferring.py"
+    script.write_text(TRAINING.split("loss = ")[0] + "print(model.eval()(torch.ones(5, 4)).sum())")
+    plain = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=300
+    )
+    done = brickline("run", "--torch", "--twin", "-o", "twin.brick", str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    assert "1 call has a float64 twin" in done.stderr
+    shown = brickline("report", "twin.brick", cwd=tmp_path)
+    assert "1 call has a float64 twin, made in" in shown.stdout
+    refused = brickline("run", "--torch", "--twin", "--no-fingerprints", str(script), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "leave one out" in refused.stderr

@@ -44,6 +44,8 @@ class RecordOptions:
     """Which brick a module is, by glob of its path or by class, before the built-in names."""
     fingerprints: bool = True
     """False: time alone."""
+    twin: bool = False
+    """Whether each call is made in float64 as well, and recorded beside the native one."""
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, LEVELS)
@@ -53,6 +55,12 @@ class RecordOptions:
                 raise UsageError(
                     f"bricks: expected globs or classes to BrickId or names, got {key!r}: {brick!r}"
                 )
+        if not isinstance(self.twin, bool):
+            raise UsageError(f"twin: expected True or False, got {self.twin!r}")
+        if self.twin and not self.fingerprints:
+            raise UsageError(
+                "twin=True records fingerprints in float64, got fingerprints=False; leave one out"
+            )
         if not self.fingerprints and (self.level != "module" or self.tensors != "none"):
             raise UsageError(
                 f"fingerprints=False records time alone, got level={self.level!r} and "
@@ -106,6 +114,7 @@ def record(
     bricks: Mapping[str | type, BrickId | str] | None = None,
     overwrite: bool = False,
     fingerprints: bool = True,
+    twin: bool = False,
 ) -> Recording:
     """Record what a PyTorch model computes into a run, while the `with` block lasts.
 
@@ -127,6 +136,9 @@ def record(
             class, as `docs/recording.md` lists.
         overwrite: Replace a run at `path`. Default False.
         fingerprints: False records time alone, at a tenth of a microsecond a call. Default True.
+        twin: Make each call in float64 as well, before it runs, and record the fingerprints of that
+            beside the native ones, so that `compare` can tell a fault from rounding. It takes
+            several times as long, and changes nothing of what the model computes. Default False.
 
     Raises:
         UsageError: if an argument is not one of the above, or the model is recorded already.
@@ -145,6 +157,7 @@ def record(
         steps=steps,
         bricks=bricks,
         fingerprints=fingerprints,
+        twin=twin,
     )
     return Recording(path, model, options, overwrite=overwrite)
 

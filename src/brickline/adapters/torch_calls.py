@@ -89,6 +89,8 @@ class ThreadState(threading.local):
         self.stack: list[Call] = []
         self.places: dict[int, Place] = {}
         self.observing = False
+        self.replaying = False
+        """Whether a call is made again: its modules are heard of elsewhere."""
 
 
 def tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, str]:

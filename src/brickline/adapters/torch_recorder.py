@@ -34,6 +34,7 @@ from brickline.adapters.torch_sites import (
     sites_of,
 )
 from brickline.adapters.torch_tensors import Ledger, held_of
+from brickline.adapters.torch_twins import Twins
 from brickline.adapters.torch_values import flatten
 from brickline.errors import BricklineError, RunError
 from brickline.profiler import BrickProfiler
@@ -64,6 +65,7 @@ class Recorder:
         self.ledger = Ledger(profiler.traces, self.rows, self.unobserved, self.failures, keeper)
         self.gradients = Gradients(profiler, self.ledger, self.counts, self.state, self.failures)
         self._ops = OpMode(self) if options.level == "op" else None
+        self._twins = Twins(self) if options.twin else None
         self._on_cuda = self._is_awake = False
         self._counts_before = _core.watch_counts()
         self._facts: dict[str, Any] | None = None
@@ -109,6 +111,8 @@ class Recorder:
             site.name_id = self.rows.string(site.name)
             site.params_id = self.rows.string(site.params)
             self._watch(root, site, *found)
+            if self._twins is not None:
+                self._twins.add(root, site)
         return root
 
     def _watch(self, root: Root, site: Site, key: Any, function: Any) -> None:
@@ -177,6 +181,8 @@ class Recorder:
             self.detach(root)
         if self._ops is not None:
             self._ops.exit()
+        if self._twins is not None:
+            self._twins.close()
         self.gradients.close()
         is_cut = self._is_cut()
         try:
@@ -268,6 +274,8 @@ class Recorder:
         if call is None:
             return
         try:
+            if self._twins is not None:
+                self._twins.end(call)
             if call in self.state.stack:
                 self._pop(call)
             if self._ops is not None:
@@ -295,12 +303,21 @@ class Recorder:
         """Begin a call; give False to let it pass aside, None not to hear of its end."""
         if self._facts is not None:  # closed by another thread meanwhile
             return None
+        if self.state.replaying:
+            return False
         call = None
         try:
+            if self._twins is not None and not self.state.stack:
+                self._twins.wait()
             began_ns = self._now()
             call = self._call_of(site)
             if call is None:
                 return False
+            if call.is_outermost and self._twins is not None:
+                # No part of any time: neither of the step, which has not begun, nor of recording.
+                twin_ns = self._now()
+                self._twins.begin(call, args, kwargs, compiled=compiled)
+                began_ns += self._now() - twin_ns
             place, state = call.place, self.state
             if call.is_outermost:
                 call.step = self._begin_step(args, kwargs)
@@ -406,6 +423,8 @@ class Recorder:
 
     def _after(self, call: Call, result: Any, failed: bool) -> None:
         try:
+            if self._twins is not None and call.is_outermost:
+                self._twins.end(call)
             written = self._book.end() if call.is_outermost else 0
             if self._facts is not None:
                 self._pop(call)
@@ -502,6 +521,10 @@ class Recorder:
             now - before
             for now, before in zip(_core.watch_counts(), self._counts_before, strict=True)
         )
+        twin = {}
+        if self._twins is not None:
+            aside, unknown = aside - self._twins.aside[0], unknown - self._twins.aside[1]
+            twin = {"twin": self._twins.facts()}
         unobserved = dict(self.unobserved)
         modules = {"module calls": self.module_calls} if self.module_calls else {}
         if aside:
@@ -523,6 +546,7 @@ class Recorder:
             "seed": self.seed,
             "unobserved": unobserved,
             "failures": self.failures.documents(),
+            **twin,
         }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from brickline.run.failures import failure_texts
+from brickline.run.twin_rows import texts_of_twins
 
 
 def summary_text(facts: dict[str, Any], path: Path) -> str:
@@ -34,5 +35,6 @@ def summary_text(facts: dict[str, Any], path: Path) -> str:
     if facts["unobserved"]:
         lines.append("Not observed:")
         lines += [f"  {number} {reason}" for reason, number in sorted(facts["unobserved"].items())]
+    lines += [f"{text}." for text in texts_of_twins(facts)]
     lines += failure_texts(facts.get("failures"))
     return "\n".join(lines)

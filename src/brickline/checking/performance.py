@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from brickline.checking.op_kinds import CONTRACTIONS, PASSING, SHAPED
 from brickline.checking.recording import Listener, Operation, Recording, Value
-from brickline.checking.recurrent import Recurrent
 from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import ARGUMENT, INPUT, OPERAND, OUTPUT, Key, Stage, is_compiled
+from brickline.oracle.wide_calls.recurrent import Recurrent
 from brickline.oracle.widen import Widened, is_view, written_arguments
 
 

@@ -32,6 +32,7 @@ from brickline.report.html.profile_page import profile_page
 from brickline.report.megakernel import print_megakernel
 from brickline.report.text import print_profile, render_budgets, render_findings
 from brickline.run.failures import problem_text
+from brickline.run.twin_rows import texts_of_run
 from brickline.runs import Run
 from brickline.verdict import DivergenceReport
 
@@ -139,6 +140,8 @@ def report(
         print_document(f"The page is in {write_page(text, html, force=force)}\n")
     else:
         print_profile(profile, Console(), limit=limit)
+        for text in texts_of_run((opened.manifest, *opened.joined)):
+            print_document(f"{text[0].upper()}{text[1:]}.\n")
     _print_gates(findings, results, to_stderr=json or csv)
     failed = any(not result for result in results or ())
     if failed or any(each.severity == "error" for each in findings or ()):

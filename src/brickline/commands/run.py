@@ -52,6 +52,10 @@ def run(
     fingerprints: Annotated[
         bool, typer.Option(help="With --torch: --no-fingerprints records time alone.")
     ] = True,
+    twin: Annotated[
+        bool,
+        typer.Option("--twin", help="With --torch: record every call in float64 as well."),
+    ] = False,
 ) -> None:
     """Run SCRIPT or -m MODULE with its ARGS; every profiler in it records into OUT.
 
@@ -78,6 +82,7 @@ def run(
             exclude=exclude,
             steps=steps,
             fingerprints=fingerprints,
+            twin=twin,
         )
     writer = RunWriter.create(path, name=Path(program).name, overwrite=force)
     os.environ[RUN_VARIABLE] = str(writer.path)

@@ -21,6 +21,7 @@ from brickline.comparison.rounding.envelope import UNIT_ROUNDOFF
 from brickline.comparison.sides import MODULE, OP, Vocabulary, modules_alone, side_from_run
 from brickline.comparison.suspects import find_suspects
 from brickline.comparison.triage import units_of
+from brickline.comparison.twins import with_twins
 from brickline.comparison.verdicts import judge
 from brickline.errors import UsageError
 from brickline.run.failures import is_failure
@@ -73,7 +74,8 @@ def compare(candidate: Given, reference: Given) -> DivergenceReport:
     units = units_of(a, b, alignment, found, directions)
     suspects, spared = find_suspects(a, b, alignment, found, units)
     judgement = judge(a, alignment, found, directions, units, suspects)
-    return Report(pair, alignment, found, directions, units, suspects, judgement, spared).report()
+    report = Report(pair, alignment, found, directions, units, suspects, judgement, spared)
+    return with_twins(report.report(), pair, alignment, found, whole=report.is_sound)
 
 
 def opened(given: Given, role: str) -> Run:

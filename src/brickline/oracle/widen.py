@@ -137,6 +137,8 @@ class Widened(TorchDispatchMode):
         self.starved = False
         """Memory ran out in the last operation, and it ran in float32; the user resets it."""
 
+    functions = WideFunctions
+    """What helps functions that refuse a mixture of dtypes."""
     starves = False
     """Whether the program goes on where memory runs out in one operation; else that is raised."""
     told: Callable[[list[Any]], AbstractContextManager[None]] | None = None
@@ -146,7 +148,7 @@ class Widened(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         if self.wide:
-            self._functions.append(WideFunctions(self.told))
+            self._functions.append(self.functions(self.told))
             self._functions[-1].__enter__()
         return super().__enter__()
 

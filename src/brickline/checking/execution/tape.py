@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from brickline.checking.recurrent import Recurrent
 from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import Stage, family_of
 from brickline.oracle.calls import written
+from brickline.oracle.wide_calls.recurrent import Recurrent
 from brickline.oracle.widen import Widened, is_view
 
 READ = "read"

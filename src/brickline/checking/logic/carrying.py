@@ -17,6 +17,7 @@ import torch
 from brickline.align.pieces import Pieces
 from brickline.checking.execution.wide_memory import WideMemory
 from brickline.checking.snapshot import tensors_in
+from brickline.oracle.wide_calls.state import nudge
 
 FLOAT32 = 2.0**-24
 """Roundoff of the dtype in which tables are made."""
@@ -155,11 +156,3 @@ def nudged(root: Any, places: dict[str, float], generator: torch.Generator) -> I
     finally:
         for tensor, data, _ in kept:
             tensor.data = data
-
-
-def nudge(tensor: torch.Tensor, roundoff: float, generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor in float64, each element moved by up to one rounding."""
-    # Drawn on the CPU, so that it is the same everywhere.
-    draw = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-    factors = (1 + roundoff * (2 * draw - 1)).to(tensor.device)
-    return (tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()) * factors

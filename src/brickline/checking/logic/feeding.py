@@ -16,8 +16,9 @@ import torch
 from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.causes import Trial, trials
 from brickline.checking.logic.outputs import largest_distance, outputs_of
-from brickline.checking.logic.wide_sides import WideSide, held_wide
+from brickline.checking.logic.wide_sides import WideSide
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
+from brickline.oracle.wide_calls.state import held_wide
 from brickline.oracle.widen import Widened, is_out_of_memory
 
 Modules = dict[str, torch.nn.Module]

@@ -20,7 +20,6 @@ from brickline.checking.endings import trouble_of
 from brickline.checking.inquiry import Inquiry
 from brickline.checking.logic.carrying import (
     carried_weights,
-    nudge,
     nudged,
     unshared_tensors,
 )
@@ -41,6 +40,7 @@ from brickline.checking.logic.wide_sides import (
 )
 from brickline.checking.masks import idle_queries, is_of_transformers
 from brickline.checking.snapshot import RandomState, State
+from brickline.oracle.wide_calls.state import nudge
 
 FLOOR = 1e-12
 """Relative L2 up to which outputs are the same without further measuring."""

@@ -9,7 +9,7 @@ import torch
 
 from brickline.align.equality import comparable
 from brickline.checking.execution.tape import Tape
-from brickline.checking.logic.carrying import nudge, nudged
+from brickline.checking.logic.carrying import nudged
 from brickline.checking.logic.feeding import FedModule
 from brickline.checking.logic.known_values import KnownValues
 from brickline.checking.logic.naming import blame
@@ -17,6 +17,7 @@ from brickline.checking.logic.outputs import largest_distance
 from brickline.checking.logic.search import Cut, Search
 from brickline.checking.logic.wide_sides import WideSide
 from brickline.checking.stage import family_of
+from brickline.oracle.wide_calls.state import nudge
 
 TINY = 2.0**-52
 COMPUTED = "with the reference's value in place of its own, what follows is right in float64"

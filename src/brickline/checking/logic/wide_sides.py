@@ -6,7 +6,7 @@ keeps is then not rounded on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from brickline.checking.snapshot import (
     snapshot,
     tensors_in,
 )
+from brickline.oracle.wide_calls.state import held_wide, wide_constants
 from brickline.oracle.widen import is_narrow
 
 
@@ -134,7 +135,7 @@ class WideSide:
         """Put the side into the state in which the call began, wide."""
         self.before.restore()
         self.dice.restore()
-        with torch.no_grad(), held_wide(_kept(self.root), self.left), _wide_constants():
+        with torch.no_grad(), held_wide(_kept(self.root), self.left.widened), wide_constants():
             yield
 
 
@@ -182,32 +183,3 @@ def reference_side(inquiry: Inquiry, left: WideMemory, passed: WideMemory) -> Wi
     dice = inquiry.call.dice or RandomState()
     run = inquiry.reference.run
     return WideSide(inquiry.reference, inquiry.call, inquiry.state, dice, run, left, passed)
-
-
-@contextmanager
-def held_wide(tensors: Iterable[torch.Tensor], left: WideMemory | None = None) -> Iterator[None]:
-    """Hold the floating-point ones among some tensors in float64 as long as this lasts.
-
-    Args:
-        tensors: To be held.
-        left: What earlier calls left in float64. Default None: nothing.
-    """
-    kept = [(tensor, tensor.data) for tensor in tensors if is_narrow(tensor)]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.double() if left is None else left.widened(data)
-        yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data
-
-
-@contextmanager
-def _wide_constants() -> Iterator[None]:
-    """Make constants, and quotients of integers, in float64 as long as this lasts."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -107,11 +107,16 @@ class Report:
         lost = ~self.judgement.covered & (self.alignment.partner < 0)
         return lost, ~reference_covered(self.b, self.alignment)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether both runs were given the same, and nothing was lost while they were recorded."""
+        sound = not self.pair.a.problems and not self.pair.b.problems and not self.odd_inputs
+        return sound and not any(map(_unobserved, (self.pair.candidate, self.pair.reference)))
+
     def _is_whole(self, coverage: Coverage) -> bool:
         """Whether everything was recorded, compared, and given the same inputs."""
-        whole = coverage.complete and not self.pair.a.problems and not self.pair.b.problems
-        whole &= bool(reference_covered(self.b, self.alignment).all()) and not self.odd_inputs
-        return whole and not any(map(_unobserved, (self.pair.candidate, self.pair.reference)))
+        compared = coverage.complete and bool(reference_covered(self.b, self.alignment).all())
+        return compared and self.is_sound
 
     def _unshown(self, coverage: Coverage) -> Iterator[str]:
         told = (self.found.made.count > 0) & (self.alignment.partner >= 0)

@@ -27,6 +27,7 @@ from brickline.report.html.tile_grids import tile_grids
 from brickline.report.html.timeline import timeline_view
 from brickline.report.text import DISABLED, EMPTY, notes
 from brickline.run.failures import is_failure
+from brickline.run.twin_rows import texts_of_run
 from brickline.runs import Run
 from brickline.stats import BrickStats, Histogram
 
@@ -327,6 +328,9 @@ def _recording(profile: Profile, run: Run | None) -> list[tuple[str, str | int]]
         ("entries lost", recording.lost),
         ("launches traced", sum(len(part.traces) for part in run.parts) if run else None),
         ("fingerprints", sum(len(part.fingerprint_rows) for part in run.parts) if run else None),
+        ("float64 twins", "; ".join(texts_of_run((run.manifest, *run.joined))) or None)
+        if run
+        else ("float64 twins", None),
         ("processes not followed", len(run.unfollowed) or None if run else None),
     ]
     return [
