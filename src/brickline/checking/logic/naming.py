@@ -203,13 +203,17 @@ def _of_handed(search: Search, cut: Cut, handed: Handed) -> Blame:
     values, steps = search.ours.values, search.ours.tape.steps
     step, value = steps[handed.step], values[handed.value]
     if value.step.name == WEIGHT:
-        return Blame((holder_of(value.name),), _line(step))
+        elsewhere = handed.partner is not None and _has_weight(search, handed.partner, value)
+        caller = (
+            step.frame.parent if elsewhere and holder_of(value.name) == step.frame.path else None
+        )
+        return Blame((holder_of(value.name) if caller is None else caller.path,), _line(step))
     odd = [weight for weight in _weights_of(search, value) if _is_odd_weight(search, weight.index)]
     if odd:
         return Blame((holder_of(odd[0].name),), _line(step))
     if handed.partner is None:
         return Blame((step.frame.path,), _line(step), handed=True)
-    giver = _giver(search, handed.value, step.frame)
+    giver = _chooser(search, handed, step.frame) or _giver(search, handed.value, step.frame)
     usual = _usual_giver(search, handed, giver)
     if usual is not None:
         return Blame((usual,), _line(step), handed=True)
@@ -255,6 +259,32 @@ def _holders(search: Search, handed: Handed) -> list[str]:
 def encloses(path: str, inner: str) -> bool:
     """Return whether a module is another one or has it inside."""
     return not path or path == inner or inner.startswith(f"{path}.")
+
+
+def _has_weight(search: Search, partner: int, other: Value) -> bool:
+    """Return whether the candidate holds one of the reference's weights elsewhere."""
+    read = any(
+        right == partner and search.ours.values[index].step.name == WEIGHT and index != other.index
+        for index, right in search.explained.items()
+    )
+    return read or bool(search.idle_weights(search.theirs.values[partner]))
+
+
+def _chooser(search: Search, handed: Handed, frame: Frame) -> Frame | None:
+    """Return the module that had both the right value and the wrong one, and chose the latter."""
+    right = [
+        index
+        for index, other in search.explained.items()
+        if other == handed.partner and index < search.ours.tape.steps[handed.step].outputs[0]
+    ]
+    same = set(_copies(search, handed.value))
+    outer: Frame | None = frame
+    while outer is not None:
+        given = not same.isdisjoint(outer.given)
+        if any(_is_at_hand(search, outer, index) for index in right):
+            return outer
+        outer = outer.parent if given else None
+    return None
 
 
 def _giver(search: Search, index: int, frame: Frame) -> Frame:

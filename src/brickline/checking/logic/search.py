@@ -77,6 +77,8 @@ class Handed:
     partner: int | None
     """The reference's value that it should read; None where two inputs are exchanged."""
     exchanged: int | None = None
+    order: Array | None = None
+    """How the reference's value lies in the one that is read."""
 
 
 class OutOfTimeError(Exception):
@@ -192,7 +194,25 @@ class Search:
             if inner is None:
                 break
             cut = self._refined(inner)
-        return replace(cut, handed=self._handed(cut))
+        return self._deeper(replace(cut, handed=self._handed(cut)))
+
+    def _deeper(self, cut: Cut) -> Cut:
+        """Follow a wrong input to where it is handed on: what reads it first may be right."""
+        for _ in range(MOST_REORDERED):
+            handed = cut.handed
+            if handed is None or handed.partner is None or handed.order is None:
+                break
+            value = self.ours.values[handed.value]
+            if value.step.func is None or value.step.moves:
+                break
+            known = self.explained[handed.value]
+            self.explained[handed.value] = None
+            inner = self._handed(self._with_region(Cut(value.index, handed.partner, handed.order)))
+            if inner is None:
+                self.explained[handed.value] = known
+                break
+            cut = replace(cut, handed=inner)
+        return cut
 
     def _unexplain(self, index: int) -> None:
         """An output that differs is no value of the reference, nor are plain copies on its way."""
@@ -545,7 +565,10 @@ class Search:
                 tensor = self._tensor(Cut(source, partner, order))
                 reads = {(number, source): tensor for number in readers}
                 if self._makes_right(cut, reads=reads):
-                    return Handed(readers[0], source, partner)
+                    return Handed(readers[0], source, partner, order=order)
+        joint = self._other_weights(cut)
+        if joint is not None:
+            return joint
         for one, other in itertools.combinations(sources, 2):
             mine, theirs = self.ours.values[one], self.ours.values[other]
             if mine.shape != theirs.shape or mine.floating != theirs.floating:
@@ -557,6 +580,29 @@ class Search:
             if self._makes_right(cut, reads=reads):
                 return Handed(edges[0][0].number, one, None, other)
         return None
+
+    def _other_weights(self, cut: Cut) -> Handed | None:
+        """Return a weight, where those of another module make the last operation right."""
+        step = self.ours.values[cut.value].step
+        partner = self.theirs.values[self.origin(cut.partner)].step
+        mine = [source for source in step.inputs if self.ours.values[source].step.name == WEIGHT]
+        right = [
+            source for source in partner.inputs if self.theirs.values[source].step.name == WEIGHT
+        ]
+        if step.name != partner.name or len(mine) != len(right) or len(mine) < 2:
+            return None
+        if any(
+            self.ours.values[one].shape != self.theirs.values[two].shape
+            for one, two in zip(mine, right, strict=True)
+        ):
+            return None
+        reads = {
+            (step.number, one): self.theirs.values[two].tensor
+            for one, two in zip(mine, right, strict=True)
+        }
+        if not self._makes_right(cut, reads=reads):
+            return None
+        return Handed(step.number, mine[0], right[0])
 
     # --- going on
 
