@@ -42,6 +42,8 @@ class Inquiry:
         """What the candidate made in the call."""
         self.call = call
         self.state = State(reference.root)
+        self.left: Mapping[str, torch.Tensor] | None = None
+        """What the call left behind natively, where the reference is driven by itself."""
         self.excused = 0
         """Values that differ in the answers of idle queries alone."""
 

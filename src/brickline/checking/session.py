@@ -23,10 +23,12 @@ from brickline.checking.evidence import Evidence
 from brickline.checking.examining import Examination, Position
 from brickline.checking.forcing import arguments_written, objects_returned
 from brickline.checking.inquiry import Inquiry
+from brickline.checking.logic.functions import same_function
 from brickline.checking.logic.wide_sides import left_by
 from brickline.checking.masks import IDLE, NOTE, is_for_another
+from brickline.checking.own_calls import OwnCall, has_other_inputs, own_calls
 from brickline.checking.pairing import Pairing
-from brickline.checking.partners import partners_of, signature_of
+from brickline.checking.partners import have_same_names, partners_of, signature_of
 from brickline.checking.performance import Performance
 from brickline.checking.recording import Recording
 from brickline.checking.sides import Call, Side, in_dtype_of, working_dtype
@@ -52,6 +54,8 @@ class Session:
         self.evidence: dict[str, Evidence] = {}
         self._progress = progress
         self._pairings: dict[int, Pairing] = {}
+        self._drive: Callable[[Any], Any] | None = None
+        self._own_calls: list[OwnCall] | None = None
         self._compiled = is_compiled(candidate)
         self._weights = Weights(candidate, self.reference.root)
         self.backward = BackwardWatch(self.candidate, self.reference, self._weights)
@@ -64,6 +68,7 @@ class Session:
 
     def drive(self, drive: Callable[[Any], Any]) -> Any:
         """Drive the candidate as its user does, and check each call of its root."""
+        self._drive = drive
         with ExitStack() as stack:
             stack.callback(State(self.reference.root).restore)
             stack.callback(self._weights.restore)
@@ -208,14 +213,21 @@ class Session:
         left: Mapping[str, torch.Tensor],
     ) -> None:
         """Ask the reference about one call."""
-        inquiry = Inquiry(self.candidate, self.reference, recording, call)
+        inquiry = self._inquiry(position.number, recording, call)
+        rerun = Rerun(self._plain_root(), self.candidate, call, before, dice, left)
         try:
-            pairing = self._pairing(recording, call, inquiry.state)
+            try:
+                pairing = self._pairing(recording, inquiry.call, inquiry.state)
+            except Exception:
+                inquiry.state.restore()
+                if not self._drive_the_reference():
+                    raise
+                inquiry = self._inquiry(position.number, recording, call)
+                pairing = self._pairing(recording, inquiry.call, inquiry.state)
         except Exception as error:
             inquiry.state.restore()
-            position.problem = f"the reference cannot run this call: {trouble_of(error)}"
+            self._compare_functions(position, inquiry, rerun, error)
             return
-        rerun = Rerun(self._plain_root(), self.candidate, call, before, dice, left)
         examination = Examination(position, inquiry, rerun, self.dtype, self.evidence)
         try:
             examination.examine(pairing)
@@ -225,6 +237,42 @@ class Session:
         finally:
             self.evidence = examination.evidence
             self._excused += inquiry.excused
+
+    def _inquiry(self, number: int, recording: Recording, call: Call) -> Inquiry:
+        """Return the reference before a call: the candidate's, or the one that it is driven to."""
+        inquiry = Inquiry(self.candidate, self.reference, recording, call)
+        if self._own_calls is not None and number < len(self._own_calls):
+            own = self._own_calls[number]
+            if not has_other_inputs(call, own.call):
+                inquiry.call, inquiry.state, inquiry.left = own.call, own.before, own.left
+        return inquiry
+
+    def _drive_the_reference(self) -> bool:
+        """Let the drive run the reference, which takes none of the candidate's calls."""
+        if self._own_calls is not None or self._drive is None or len(self.positions) > 1:
+            return False
+        if have_same_names(self.candidate, self.reference):
+            return False
+        try:
+            self._own_calls = own_calls(self.reference, self._drive)
+        except Exception:
+            return False
+        return bool(self._own_calls)
+
+    def _compare_functions(
+        self, position: Position, inquiry: Inquiry, rerun: Rerun, error: Exception
+    ) -> None:
+        """Compare in float64 what the reference cannot run as it is."""
+        trouble = f"the reference cannot run this call: {trouble_of(error)}"
+        position.problem = trouble
+        if have_same_names(self.candidate, self.reference):
+            return
+        position.logic = same_function(rerun, inquiry)
+        if position.logic.problem is None:
+            dtype = str(self.dtype).removeprefix("torch.")
+            words = "the functions are the same in float64" if not position.logic.differs else ""
+            position.problem = f"{words}; in {dtype} {trouble}" if words else None
+            position.ends_compared = position.logic.differs
 
     def _plain_root(self) -> Callable[..., Any]:
         """Return the candidate's root as it is without this session."""

@@ -106,12 +106,14 @@ def same_function(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool = False)
 
 def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
     left = rerun.side.left, inquiry.reference.left
-    sides = candidate_side(rerun, left[0]), reference_side(inquiry, left[1], left[0])
+    passed = left[0] if inquiry.left is None else left[1]
+    sides = candidate_side(rerun, left[0]), reference_side(inquiry, left[1], passed)
     if any(side.side.stage.elsewhere for side in sides):
         return Logic(problem="some modules run on other threads, where nothing can be widened")
     native = {} if rerun.left is None else rerun.left
     ours = outputs_of(sides[0].run(native=native))
-    theirs = outputs_of(sides[1].run(native=left_by(sides[1].root, (), {}, None)))
+    own = left_by(sides[1].root, (), {}, None) if inquiry.left is None else inquiry.left
+    theirs = outputs_of(sides[1].run(native=own))
     if not paired(ours, theirs):
         return Logic(problem="the outputs of both sides have no tensors in common")
     if not any(bool(each.isfinite().any()) for each in theirs):
