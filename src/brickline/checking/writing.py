@@ -20,10 +20,10 @@ from brickline.checking.endings import ending
 from brickline.checking.examining import Position
 from brickline.checking.facts import CULPRIT_LIMIT, Fact
 from brickline.checking.forcing import STARVED, is_starved
-from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.writing import DIFFERENT, logic_findings, logic_line
 from brickline.checking.session import Session
 from brickline.checking.stage import INPUT, layer_of
+from brickline.checking.state.tensors import plain_name
 from brickline.verdicts import (
     GUILTY,
     Coverage,

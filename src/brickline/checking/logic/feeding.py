@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.causes import Trial, trials
 from brickline.checking.logic.outputs import largest_distance, outputs_of
 from brickline.checking.logic.wide_sides import WideSide, held_wide
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
+from brickline.checking.state.tensors import plain_name
 from brickline.oracle.widen import Widened, is_out_of_memory
 
 Modules = dict[str, torch.nn.Module]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from brickline.checking.logic.outputs import is_output
 from brickline.checking.performance import Performance
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import Convert, RandomState, State, snapshot, tensors_in
+from brickline.checking.state.answer import StateAnswer
+from brickline.checking.state.carrying import carried_values, holding
+from brickline.checking.state.tensors import held_tensors
 from brickline.oracle.widen import is_narrow
 
 
@@ -39,6 +42,8 @@ class WideSide:
     """What earlier calls of this side left behind."""
     passed: WideMemory
     """What earlier calls of the candidate left, and may be among the arguments."""
+    carried: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What it computes with in place of its own tensors."""
 
     @property
     def root(self) -> Any:
@@ -122,13 +127,12 @@ class WideSide:
         """Put the side into the state in which the call began, wide."""
         self.before.restore()
         self.dice.restore()
-        with torch.no_grad(), held_wide(_kept(self.root), self.left), _wide_constants():
+        wide = held_wide(_kept(self.root), self.left)
+        with torch.no_grad(), wide, holding(self.root, self.carried), _wide_constants():
             yield
 
 
-def left_by(
-    root: Any, args: Any, kwargs: Any, output: Any
-) -> dict[str, torch.Tensor]:
+def left_by(root: Any, args: Any, kwargs: Any, output: Any) -> dict[str, torch.Tensor]:
     """Return the tensors that a call leaves behind, by place."""
     left = {f"argument{place}": tensor for place, tensor in tensors_in((args, dict(kwargs)))}
     left |= {f"output{place}": tensor for place, tensor in tensors_in(output)}
@@ -174,10 +178,20 @@ def reference_side(inquiry: Inquiry, left: WideMemory, passed: WideMemory) -> Wi
     return WideSide(inquiry.reference, inquiry.call, inquiry.state, dice, run, left, passed)
 
 
+def carry(candidate: WideSide, reference: WideSide, answer: StateAnswer) -> None:
+    """Let both sides compute with one set of weights from now on."""
+    with reference.ready():
+        theirs = held_tensors(reference.root)
+        candidate.before.restore()
+        ours = held_tensors(candidate.root)
+        candidate.carried.update(carried_values(ours, theirs, answer.candidate))
+        ours |= candidate.carried
+        reference.carried.update(carried_values(theirs, ours, answer.reference))
+        reference.carried.update(answer.effective)
+
+
 @contextmanager
-def held_wide(
-    tensors: Iterable[torch.Tensor], left: WideMemory | None = None
-) -> Iterator[None]:
+def held_wide(tensors: Iterable[torch.Tensor], left: WideMemory | None = None) -> Iterator[None]:
     """Hold the floating-point ones among some tensors in float64 as long as this lasts.
 
     Args:
