@@ -522,9 +522,7 @@ class Search:
             if mine.shape != theirs.shape or mine.floating != theirs.floating:
                 continue
             reads = {(step.number, one): theirs.tensor for step, source in edges if source == one}
-            reads |= {
-                (step.number, other): mine.tensor for step, source in edges if source == other
-            }
+            reads |= {(step.number, other): mine.tensor for step, source in edges if source == other}
             if self._makes_right(cut, reads=reads):
                 return Handed(edges[0][0].number, one, None, other)
         return None
@@ -549,7 +547,9 @@ class Search:
             return None
         return with_values(self.ours.tape, replay.values)
 
-    def _explained_on(self, tape: Tape, healed: Mapping[int, int]) -> tuple[KnownValues, Explained]:
+    def _explained_on(
+        self, tape: Tape, healed: Mapping[int, int]
+    ) -> tuple[KnownValues, Explained]:
         """Return what the values of a repaired tape are."""
         ours = self.ours.on(tape)
         earlier = (self.ours.tape, self.explained)
@@ -578,7 +578,9 @@ def with_values(tape: Tape, others: Mapping[int, torch.Tensor]) -> Tape:
     made = object.__new__(Tape)
     made.__dict__.update(tape.__dict__)
     made.values = [
-        replace(value, tensor=others[value.index], _flat=None) if value.index in others else value
+        replace(value, tensor=others[value.index], _flat=None)
+        if value.index in others
+        else value
         for value in tape.values
     ]
     return made

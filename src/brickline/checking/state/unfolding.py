@@ -152,7 +152,7 @@ def unfold(
         fit
         for block in assembly.blocks
         for part in _parts(block)
-        for fit in _fitted(pieces, part, pool)
+        for fit in (_fitted(pieces, part, pool) if index.signs else [Fit(part)])
     ]
     covered = sum(len(fit.block.pieces) for fit in fits)
     if not fits or covered + len(assembly.zeros) < ENOUGH * len(pieces):
