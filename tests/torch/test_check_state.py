@@ -152,6 +152,10 @@ def test_the_folded_side_may_be_the_reference() -> None:
     values = carried_values(held_tensors(side), held_tensors(candidate), state.reference)
     exact = candidate.weight.data.double() * candidate.gain.data.double()
     assert torch.equal(values["folded"], exact)
+    with torch.no_grad():
+        candidate.weight[4] *= 1.05
+    [answer] = ask_state(candidate, side, reference).differing
+    assert (answer.partner, answer.rows) == ("folded", (4,))
 
 
 @pytest.mark.parametrize(

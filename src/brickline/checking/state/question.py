@@ -8,6 +8,7 @@ candidate's: a folded norm may be on either side.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,15 +87,18 @@ def _asked(
             kind = Kind.FOLDED if name in sources else Kind.EXTRA
             words = ", ".join(target for target, term in turned.items() if name in term.names)
             answers[name] = TensorAnswer(name, kind, words)
-    back = {name: _answer(name, exact[name], term, ours)[1] for name, term in turned.items()}
+    turned_answers = {name: _answer(name, exact[name], term, ours) for name, term in turned.items()}
+    back = {name: each for name, (_, each) in turned_answers.items()}
     missing = [name for name in over if name not in turned and name not in ours]
     lasting = _lasting(candidate), _lasting(reference)
     tensors = [
         answers[name] for name in ours if answers[name].kind is not Kind.EXTRA or name in lasting[0]
     ]
     tensors += [TensorAnswer(name, Kind.MISSING) for name in missing if name in lasting[1]]
+    wrong = [answer for answer, _ in turned_answers.values() if answer.rows]
+    tensors += [replace(each, name=each.partner, partner=each.name) for each in wrong]
     half = {name for name, each in (carried | back).items() if not each.complete}
-    half |= {name for name, each in answers.items() if each.differing > FEW}
+    half |= {each.name for each in (*answers.values(), *wrong) if each.differing > FEW}
     known = {name for name, answer in answers.items() if answer.kind is not Kind.EXTRA}
     settled = frozenset(known) - half, frozenset(theirs) - half - set(missing)
     effective = {

@@ -64,11 +64,11 @@ _OWN = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"
 
 def changed_tensors(root: Any, before: State) -> set[str]:
     """Return the buffers and other tensors of a side that hold something else than before."""
-    now = State(root).tensors()
+    now, earlier = State(root).tensors(), before.tensors()
     names = set()
-    for (path, place), tensor in before.tensors().items():
-        other = now.get((path, place))
-        if other is None or not is_equal(tensor, other):
+    for path, place in now.keys() | earlier.keys():
+        tensor, other = earlier.get((path, place)), now.get((path, place))
+        if tensor is None or other is None or not is_equal(tensor, other):
             names.add(plain_name(f"{path}.{place}" if path else place))
     return names
 
@@ -164,7 +164,8 @@ def agreement(
     # Half the distance to the next number of the dtype, which is the same up to a power of two.
     half = own * torch.exp2(torch.frexp(value).exponent.double() - 1)
     half = torch.where(value.isfinite() & (value != 0), half, 0.0)
-    most = SLACK * half + (SLACK * source_roundoff + ARITHMETIC) * size + smallest
+    most = SLACK * half + SLACK * source_roundoff * size + smallest
+    most = most + ARITHMETIC * (size + value.abs())
     within = gap.abs() <= most  # False where a value is not known
     parts = (gap / most * value.sign())[within]
     if not parts.numel():
