@@ -33,7 +33,12 @@ class Pool:
         self.numbers = numbers
         self.terms = [raw_term(name, tensor) for name, tensor in tensors.items()]
         self.terms += derived_terms(tensors, root)
-        self.sizes = {term: term.value(tensors).numel() for term in self.terms}
+        self.sizes = {
+            term: tensors[term.words].numel()
+            if term.words in tensors
+            else term.value(tensors).numel()
+            for term in self.terms
+        }
         """How many elements each has."""
         self.first_rows: dict[int, list[Term]] = {}
         """The first rows of tables, by their length."""

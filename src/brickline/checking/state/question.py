@@ -77,7 +77,9 @@ def _asked(
     carried: dict[str, Carried] = {}
     for name, tensor in left.items():
         partner = theirs.get(name)
-        if name in folded:
+        if name in folded and _is_layout(tensor, folded[name], theirs):
+            answers[name] = TensorAnswer(name, Kind.LAYOUT, folded[name].words)
+        elif name in folded:
             answers[name], carried[name] = _answer(name, tensor, folded[name], exact)
         elif partner is not None and partner.shape == tensor.shape:
             answers[name] = _differing(name, tensor, exact[name])
@@ -246,6 +248,14 @@ def _answer(
     share = float(wrong.double().mean())
     return TensorAnswer(name, kind, term.words, rows, share, error), Carried(
         term, within, bool(value.isfinite().all())
+    )
+
+
+def _is_layout(tensor: torch.Tensor, term: Term, sources: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a tensor holds the elements of its sources as they are, to the bit."""
+    value = term.value(sources)
+    return all(name in sources for name in term.names) and bool(
+        value.shape == tensor.shape and torch.equal(value.to(tensor.device), tensor.double())
     )
 
 
