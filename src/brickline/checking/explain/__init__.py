@@ -1,0 +1,1 @@
+"""Why a region of the candidate computes something else: causes, repairs and repros."""
