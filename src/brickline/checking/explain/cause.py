@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from brickline.checking.execution.tape import WEIGHT
 from brickline.checking.explain.constants import (
     changed_constants,
     dimension_orders,
@@ -27,22 +28,24 @@ from brickline.checking.explain.masks import other_masks
 from brickline.checking.explain.operands import exchanged_inputs, missing_operands
 from brickline.checking.explain.orders import plain_orders, reordered_inputs, wrong_slices
 from brickline.checking.explain.program import Program
-from brickline.checking.explain.region import OutOfTime, Region, Trial, region_of
+from brickline.checking.explain.region import OutOfTime, Region, Trial, handed_region, region_of
 from brickline.checking.explain.weights import other_weights
+from brickline.checking.explain.words import value_words
 from brickline.checking.logic.search import Cut, Search
 
 SECONDS = 10.0
 """How long hypotheses about one cut are tried."""
-FAMILIES: tuple[tuple[Callable[[Region], Iterator[Trial]], int], ...] = (
-    (other_weights, 40),
-    (other_masks, 20),
+Family = tuple[Callable[[Region], Iterator[Trial]], int]
+FIRST: tuple[Family, ...] = ((other_weights, 40), (other_masks, 20))
+"""What is tried before it is asked what the region is handed."""
+FAMILIES: tuple[Family, ...] = (
+    (dropped, 200),
     (changed_constants, 400),
     (dimension_orders, 200),
-    (dropped, 200),
-    (exchanged_inputs, 200),
     (dual_operations, 100),
     (other_functions, 400),
     (missing_functions, 400),
+    (exchanged_inputs, 200),
     (reordered_inputs, 100),
     (missing_operands, 600),
     (wrong_slices, 10),
@@ -77,16 +80,39 @@ def cause_of(search: Search, cut: Cut, seconds: float = SECONDS) -> Cause | None
     end = time.monotonic() + seconds
     with torch.no_grad():
         region = region_of(search, cut, end)
-        return None if region is None else first_right(region)
+        if region is None:
+            return None
+        try:
+            return (
+                first_right(region, FIRST)
+                or _of_handed(region, cut)
+                or first_right(region, FAMILIES)
+            )
+        except OutOfTime:
+            return None
 
 
-def first_right(region: Region) -> Cause | None:
+def _of_handed(region: Region, cut: Cut) -> Cause | None:
+    """Return why a region is handed the wrong value, where that is known."""
+    own = handed_region(region, cut)
+    if own is None or cut.handed is None:
+        return None
+    index, partner = cut.handed.value, own.partner
+    mine = region.there.get(partner)
+    if mine is not None and region.ours.values[index].step.name != WEIGHT:
+        first, second = value_words(region.ours, index), value_words(region.ours, mine)
+        if first != second:
+            words = f"it reads {first} in the place of {second}"
+            repair = {"kind": "input", "input": first, "right": second}
+            return Cause(words, repair, family="handed")
+    cause = first_right(own, (*FIRST, *FAMILIES))
+    return None if cause is None else replace(cause, family=f"handed: {cause.family}")
+
+
+def first_right(region: Region, families: Sequence[Family]) -> Cause | None:
     """Return the first trial that computes the reference's value."""
-    try:
-        for family, most in FAMILIES:
-            for trial in itertools.islice(family(region), most):
-                if region.agrees(trial.program):
-                    return Cause(trial.words, trial.repair, trial.program, family.__name__)
-    except OutOfTime:
-        pass
+    for family, most in families:
+        for trial in itertools.islice(family(region), most):
+            if region.agrees(trial.program):
+                return Cause(trial.words, trial.repair, trial.program, family.__name__)
     return None

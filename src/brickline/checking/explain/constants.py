@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ MODES = {"none": "tanh", "tanh": "none"}
 FIXED = frozenset({"dtype", "device", "layout", "memory_format", "pin_memory", "implicit"})
 """Arguments that change no numbers in float64."""
 
-Place = tuple[Step, int]
-"""A step and a leaf of its arguments."""
+FACTORIES = frozenset({"aten::ones", "aten::zeros", "aten::full", "aten::empty"})
+"""Operations whose whole numbers are sizes."""
 
 
 def changed_constants(region: Region) -> Iterator[Trial]:
@@ -39,10 +39,10 @@ def changed_constants(region: Region) -> Iterator[Trial]:
             continue
         for leaf, name, old in arguments(step):
             for new in _others(region, step, old):
-                other = with_leaf(step, leaf, new)
                 words = _words(region, step, name, old, new)
                 repair = _repair(step, name, old, new)
-                yield Trial(region.program.with_step(step, other), words, repair)
+                for steps in _groups(region, step, leaf, old):
+                    yield Trial(_with_leaves(region.program, steps, leaf, new), words, repair)
 
 
 def solved_constants(region: Region) -> Iterator[Trial]:
@@ -55,14 +55,19 @@ def solved_constants(region: Region) -> Iterator[Trial]:
                 continue
             if isinstance(old, int) and step.name not in ADDITIONS | FACTORS:
                 continue
+            if not region.is_float(step.outputs[0]):
+                continue
+            for steps in _groups(region, step, leaf, old):
 
-            def variant(new: float, step: Step = step, leaf: int = leaf) -> Program:
-                return region.program.with_step(step, with_leaf(step, leaf, new))
+                def variant(
+                    new: float, steps: Sequence[Step] = steps, leaf: int = leaf
+                ) -> Program:
+                    return _with_leaves(region.program, steps, leaf, new)
 
-            new = solved(region, variant, float(old))
-            if new is not None:
-                words = _words(region, step, name, old, new)
-                yield Trial(variant(new), words, _repair(step, name, old, new))
+                new = solved(region, variant, float(old))
+                if new is not None and not math.isclose(new, float(old), rel_tol=1e-4):
+                    words = _words(region, step, name, old, new)
+                    yield Trial(variant(new), words, _repair(step, name, old, new))
 
 
 def missing_constants(region: Region) -> Iterator[Trial]:
@@ -100,7 +105,27 @@ def arguments(step: Step) -> Iterator[tuple[int, str, Any]]:
     for leaf, value in enumerate(flat):
         name = names[leaf]
         if isinstance(value, bool | int | float | str) and name.split("[")[0] not in FIXED:
+            if step.name in FACTORIES and isinstance(value, int):
+                continue
             yield leaf, name, value
+
+
+def _groups(region: Region, step: Step, leaf: int, old: Any) -> Iterator[list[Step]]:
+    """Yield the steps at one line of code that are given the same, then the step alone."""
+    same = [
+        item
+        for item in region.program.at_line_of(step)
+        if any(place == leaf and value == old for place, _, value in arguments(item))
+    ]
+    if len(same) > 1 and same[0].number == max(item.number for item in same):
+        yield same
+    yield [step]
+
+
+def _with_leaves(program: Program, steps: Sequence[Step], leaf: int, new: Any) -> Program:
+    for step in steps:
+        program = program.with_step(step, with_leaf(step, leaf, new))
+    return program
 
 
 def _names(step: Step) -> list[str]:
@@ -169,14 +194,25 @@ def solved(region: Region, variant: Callable[[float], Program], start: float) ->
         if round_number == 0 and cosine < PARALLEL:
             return None
         after = number - float(slope @ here) / steepness
-        for digits in (3, 6, 9, 17):
-            rounded = float(f"{after:.{digits}g}")
-            if rounded != start and region.agrees(variant(rounded)):
-                return rounded
+        if region.agrees(variant(after)):
+            return _rounded(region, variant, after)
         if round_number > 2 and cosine < 1e-3:
             return None
         number = after
     return None
+
+
+def _rounded(region: Region, variant: Callable[[float], Program], number: float) -> float:
+    """Return the shortest number that fits about as well as the best one."""
+    best = region.gap_of(variant(number))
+    choices = [value for value in region.reference_constants if value]
+    near = [value for value in choices if math.isclose(value, number, rel_tol=0.05)]
+    rounded = [float(f"{number:.{digits}g}") for digits in (1, 2, 3, 6, 9)]
+    for choice in (*map(float, near), *rounded):
+        gap = region.gap_of(variant(choice))
+        if gap <= region.tolerance and gap <= max(3 * best, 1e-3 * region.tolerance):
+            return choice
+    return number
 
 
 def is_plain(number: float, known: list[float | int]) -> bool:

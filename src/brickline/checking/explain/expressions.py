@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from brickline.checking.execution.tape import READ, Ref, Step
+from brickline.align.equality import comparable
+from brickline.checking.execution.tape import CONSTANT, READ, WEIGHT, Ref, Step, flat_of
 from brickline.checking.explain.program import Program
 from brickline.checking.explain.region import Region, Trial
 from brickline.checking.explain.words import number_words, op_words, value_words
@@ -40,17 +43,62 @@ SILENT = frozenset(
 
 def other_expressions(region: Region) -> Iterator[Trial]:
     """Yield the reference's operations on the same inputs, if both sides are short."""
+    if not _in_order(region):
+        return
     letters: dict[object, str] = {}
     names: dict[str, str] = {}
     ours = _expression(region, region.program, region.ours, letters, names)
     theirs = _expression(region, region.reference, region.theirs, letters, names)
     if ours is None or theirs is None or ours == theirs:
         return
+    if theirs in names and (ours in names or theirs not in _letters(ours)):
+        return  # nothing is said by that
+    if not _letters(ours) & _letters(theirs) and names:
+        return
+    unlike = _letters(ours) - _letters(theirs)
+    if any(names[letter] in _own_weights(region) for letter in unlike) and (
+        _skeleton(ours) != _skeleton(theirs)
+    ):
+        return  # weights may be folded, and then other operations are no difference
     with_names = ", ".join(f"{letter} {name}" for letter, name in names.items())
     where = f", with {with_names}" if names else ""
     words = f"it computes {ours} where the reference computes {theirs}{where}"
     program = Program(region.reference.steps, region.own_inputs(), region.partner)
     yield Trial(program, words, {"kind": "expression", "value": ours, "right": theirs})
+
+
+def _in_order(region: Region) -> bool:
+    """Return whether all that both sides read lies in them in orders that shapes explain."""
+    for partner, index in region.there.items():
+        if partner not in region.reference.inputs or index not in region.program.inputs:
+            continue
+        mine = region.known[index]
+        size = region.theirs.values[partner].tensor.numel()
+        if not mine.dtype.is_floating_point or mine.numel() != size:
+            continue
+        gap = region.ours.tolerances[index] + region.theirs.tolerances[partner]
+        same = comparable(flat_of(mine))
+        layouts = region.in_layout(partner, mine.shape)
+        if all(np.abs(comparable(flat_of(tensor)) - same).max(initial=0.0) > gap for tensor in layouts):
+            return False
+    return True
+
+
+def _own_weights(region: Region) -> set[str]:
+    values = region.ours.values
+    return {
+        value_words(region.ours, index)
+        for index in region.program.inputs
+        if index < len(values) and values[index].step.name in (WEIGHT, CONSTANT)
+    }
+
+
+def _skeleton(expression: str) -> str:
+    return re.sub(r"\b[a-h]\b", "_", expression)
+
+
+def _letters(expression: str) -> set[str]:
+    return {word for word in re.split(r"\W+", expression) if word in LETTERS and word}
 
 
 def _expression(
@@ -67,12 +115,17 @@ def _expression(
 
     def letter(index: int) -> str:
         partner = region.search.explained.get(index) if side is region.ours else index
-        key: object = ("shared", partner) if partner is not None else (side is region.ours, index)
+        size = side.values[index].tensor.numel()
+        key: object = (side is region.ours, index)
+        if partner is not None:
+            key = ("shared", partner, size)
         if key not in letters:
             if len(letters) == len(LETTERS):
                 raise OverflowError
             letters[key] = LETTERS[len(letters)]
-            names[letters[key]] = value_words(side, index)
+            whole = None if partner is None else region.theirs.values[partner].tensor.numel()
+            part = "" if whole is None or whole <= size else f"{size} of the {whole} elements of "
+            names[letters[key]] = part + value_words(side, index)
         return letters[key]
 
     def text(leaf: Any) -> str | None:

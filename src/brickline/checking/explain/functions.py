@@ -18,7 +18,7 @@ from brickline.checking.explain.program import (
     operation,
 )
 from brickline.checking.explain.region import Region, Trial
-from brickline.checking.explain.words import op_words, value_words
+from brickline.checking.explain.words import number_words, op_words, value_words
 
 ATEN = torch.ops.aten
 Operations = Sequence[Operation]
@@ -104,14 +104,21 @@ def missing_functions(region: Region) -> Iterator[Trial]:
 def dropped(region: Region) -> Iterator[Trial]:
     """Yield the region without one of its operations."""
     for step in reversed(region.program.steps):
-        if not step.outputs or step.name == READ:
+        if len(step.outputs) != 1 or step.name == READ or step.name.endswith("_like"):
             continue
         output = region.known[step.outputs[0]]
-        for source in step.inputs:
-            if region.known[source].shape == output.shape and len(step.outputs) == 1:
-                others = [index for index in step.inputs if index != source]
-                program = region.program.without(step, source)
-                words = f"it has {_of(region, step, others)} too many, which the reference lacks"
+        for place, source in enumerate(step.inputs):
+            if region.known[source].shape != output.shape:
+                continue
+            others = [index for index in step.inputs if index != source]
+            words = f"it has {_of(region, step, others)} too many, which the reference lacks"
+            several = region.program.at_line_of(step)
+            for steps in (several, [step]) if len(several) > 1 else ([step],):
+                program = region.program
+                for item in steps:
+                    if place < len(item.inputs):
+                        now = next(k for k in program.steps if k.outputs is item.outputs)
+                        program = program.without(now, now.inputs[place])
                 yield Trial(program, words, {"kind": "extra operation", "op": step.name})
 
 
@@ -128,7 +135,10 @@ def dual_operations(region: Region) -> Iterator[Trial]:
 
 def _of(region: Region, step: Step, others: Sequence[int]) -> str:
     numbers = [value for value in step.args[1:] if isinstance(value, int | float)]
-    operands = [value_words_of(region, index) for index in others] or [str(k) for k in numbers[:1]]
+    operands = [
+        ("a mask: " if is_mask(region.known[index]) else "") + value_words_of(region, index)
+        for index in others
+    ] or [str(number) for number in numbers[:1]]
     return f"one {op_words(step)}" + (f" ({', '.join(operands)})" if operands else "")
 
 
@@ -137,6 +147,14 @@ def value_words_of(region: Region, index: int) -> str:
     if index < len(region.ours.values):
         return value_words(region.ours, index)
     return value_place(region, index)
+
+
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds nothing but zeros, ones and fillers of a mask."""
+    if tensor.dtype is torch.bool:
+        return True
+    plain = (tensor == 0) | (tensor == 1) | (tensor.abs() > 1e4)
+    return tensor.numel() > 1 and bool(plain.all()) and bool((tensor != tensor.flatten()[0]).any())
 
 
 def _line(step: Step) -> str:
@@ -149,8 +167,8 @@ def _functions(region: Region) -> Iterator[tuple[str, Operations]]:
     for step in region.reference_steps:
         if len(step.inputs) == 1 and step.name in _ELEMENTWISE and isinstance(step.args[0], Ref):
             if not any(isinstance(leaf, Ref) for leaf in (*step.args[1:], *step.kwargs.values())):
-                mode = step.kwargs.get("approximate", "")
-                label = op_words(step) + (f" ({mode})" if mode else "")
+                given = [*step.args[1:], *step.kwargs.values()]
+                label = f"{op_words(step)} ({', '.join(map(number_words, given))})" if given else op_words(step)
                 yield label, [operation(step.func, SELF, *step.args[1:], **step.kwargs)]
     near = sorted(FUNCTIONS, key=lambda name: not _is_among(FUNCTIONS[name], names))
     for name in near:

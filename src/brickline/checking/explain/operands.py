@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from brickline.checking.execution.tape import WEIGHT
+from brickline.checking.execution.tape import Ref
 from brickline.checking.explain.constants import value_place
-from brickline.checking.explain.functions import value_words_of
+from brickline.checking.explain.functions import is_mask, value_words_of
 from brickline.checking.explain.program import SELF, Program, operation
 from brickline.checking.explain.region import Region, Trial
 from brickline.checking.explain.words import value_words
-from brickline.checking.execution.tape import Ref
 
 ATEN = torch.ops.aten
 MOST_TENSORS = 10
@@ -33,6 +32,8 @@ def missing_operands(region: Region) -> Iterator[Trial]:
     for partner in itertools.islice(region.tensors(), MOST_TENSORS):
         for index in region.places:
             if not region.is_float(index):
+                continue
+            if is_mask(region.theirs.values[partner].tensor):
                 continue
             for tensor in _fitting(region, partner, region.known[index].shape):
                 for sign, func in ARITHMETIC.items():
@@ -108,10 +109,9 @@ def _fitting(region: Region, partner: int, shape: torch.Size) -> Iterator[torch.
 def _words(region: Region, partner: int, index: int, sign: str) -> str:
     name = value_words(region.theirs, partner)
     where = value_place(region, index)
-    value = region.theirs.values[partner]
     mine = region.there.get(partner)
     own = mine is not None and mine in region.program.inputs
-    label = f"the reference's {name}" if value.step.name == WEIGHT or not name.startswith("the ") else f"the reference's {name.removeprefix('the ')}"
+    label = f"the reference's {name.removeprefix('the ').removeprefix('a ')}"
     if sign == "+":
         return f"{label} is not added to {where}"
     if sign == "-":

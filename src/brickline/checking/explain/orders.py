@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from brickline.align.equality import comparable
-from brickline.checking.execution.tape import flat_of
+from brickline.checking.execution.tape import Ref, flat_of
 from brickline.checking.explain.constants import value_place
 from brickline.checking.explain.functions import value_words_of
 from brickline.checking.explain.program import LAST, SELF, Operation, Program, operation
 from brickline.checking.explain.region import Region, Trial
 from brickline.checking.explain.slices import (
+    DIFFER,
     dims_of,
     order_words,
     permutation,
@@ -121,7 +122,7 @@ def wrong_slices(region: Region) -> Iterator[Trial]:
     for dim in dims_of(shape):
         places = places_of(mine, right, dim, region.tolerance)
         words = slice_words(mine, right, dim, places)
-        if words is None:
+        if words is None or DIFFER in words:
             continue
         wrong = [k for k, place in enumerate(places) if place != k]
         repair: dict[str, Any] = {"kind": "slices", "dimension": dim, "slices": wrong}
@@ -144,8 +145,6 @@ def _mended(region: Region, dim: int, wrong: Sequence[int]) -> Program:
     shape[dim] = -1
     inputs = {**region.program.inputs, fresh: region.right_tensor}
     longer = Program(region.program.steps, inputs, index)
-    from brickline.checking.execution.tape import Ref
-
     where = operation(ATEN.where.self, mask.reshape(shape).to(region.value.tensor.device), Ref(fresh), SELF)
     return longer.inserted(index, [where])
 
@@ -160,6 +159,10 @@ def plain_orders(region: Region) -> Iterator[Trial]:
             program = region.program.inserted(index, operations)
             where = value_place(region, index)
             yield Trial(program, f"{where} is {words}", {"kind": "order", "right": words})
+
+
+def _strided(size: int, groups: int) -> list[int]:
+    return np.arange(size).reshape(groups, -1).T.reshape(-1).tolist()  # type: ignore[no-any-return]
 
 
 def _plain(shape: torch.Size) -> Iterator[tuple[list[Operation], str]]:
@@ -180,11 +183,10 @@ def _plain(shape: torch.Size) -> Iterator[tuple[list[Operation], str]]:
                     operation(ATEN.transpose.int, LAST, dim, dim + 1),
                     operation(ATEN.reshape.default, LAST, list(shape)),
                 ],
-                f"ordered as {groups} groups of {size // groups} {along}, where the reference "
-                "takes one of each group in turn",
+                f"in another order {along}: {order_words(_strided(size, groups))}",
             )
             if groups == 2:
-                yield [operation(ATEN.roll.default, SELF, [size // 2], [dim])], f"with its halves exchanged {along}"
+                yield [operation(ATEN.roll.default, SELF, [size // 2], [dim])], f"in another order {along}: its two halves are exchanged"
     for one in range(len(shape)):
         for other in range(one + 1, len(shape)):
             if 1 in (shape[one], shape[other]):

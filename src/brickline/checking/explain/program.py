@@ -84,6 +84,15 @@ class Program:
         """Return the step that computes a value; None where it comes from outside."""
         return next((step for step in self.steps if index in step.outputs), None)
 
+    def at_line_of(self, step: Step) -> list[Step]:
+        """Return the steps of the same operation at the same line of code, the given one first."""
+        same = [
+            item
+            for item in self.steps
+            if item.name == step.name and item.source == step.source is not None
+        ]
+        return [step, *(item for item in same if not _is_same(item, step))]
+
     def readers(self, index: int) -> list[Step]:
         """Return the steps that read a value."""
         return [step for step in self.steps if index in step.inputs]
@@ -102,18 +111,23 @@ class Program:
 
     def with_step(self, step: Step, other: Step) -> Program:
         """Return the program with another operation in the place of one."""
-        return replace(self, steps=tuple(other if item is step else item for item in self.steps))
+        steps = tuple(other if _is_same(item, step) else item for item in self.steps)
+        return replace(self, steps=steps)
 
     def reading(self, steps: Iterable[Step], other: Mapping[int, int]) -> Program:
         """Return the program with some steps that read other values than they did."""
-        chosen = set(steps)
-        changed = tuple(reading(step, other) if step in chosen else step for step in self.steps)
-        return replace(self, steps=changed)
+        chosen = {id(step.outputs) for step in steps}
+        return replace(
+            self,
+            steps=tuple(
+                reading(step, other) if id(step.outputs) in chosen else step for step in self.steps
+            ),
+        )
 
     def without(self, step: Step, kept: int) -> Program:
         """Return the program without a step, with one of its inputs in the place of its output."""
         output = step.outputs[0]
-        steps = tuple(item for item in self.steps if item is not step)
+        steps = tuple(item for item in self.steps if not _is_same(item, step))
         shorter = replace(self, steps=steps).reading(steps, {output: kept})
         return replace(shorter, output=kept) if self.output == output else shorter
 
@@ -144,9 +158,9 @@ class Program:
             names[-2] = fresh
             fresh += 1
         last = names[-2]
-        chosen = None if readers is None else set(readers)
+        chosen = None if readers is None else {id(step.outputs) for step in readers}
         rest = tuple(
-            reading(step, {index: last}) if chosen is None or step in chosen else step
+            reading(step, {index: last}) if chosen is None or id(step.outputs) in chosen else step
             for step in self.steps[place:]
         )
         output = last if chosen is None and self.output == index else self.output
@@ -226,6 +240,11 @@ def inputs_of(arguments: Any) -> tuple[int, ...]:
     """Return the values among arguments."""
     leaves = tree_leaves(arguments)
     return tuple(dict.fromkeys(leaf.index for leaf in leaves if isinstance(leaf, Ref)))
+
+
+def _is_same(step: Step, other: Step) -> bool:
+    """Return whether a step is another one, perhaps with other arguments."""
+    return step.outputs is other.outputs
 
 
 def _named(leaf: Any, names: Mapping[int, int]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,12 +16,16 @@ from brickline.align.equality import CLIPPED, comparable, is_informative
 from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
 from brickline.checking.execution.tape import Step, flat_of, shaped
 from brickline.checking.explain.program import REFUSALS, Program, Tensors, program_of
+from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 from brickline.checking.logic.search import Cut, Search
 
 CLOSER = 30.0
 """How many times closer a repair must come, beside being within the tolerance."""
 MOST_STEPS = 400
 """Operations of a region; for a larger one no cause is looked for."""
+
+MOST_SHAPES = 6
+"""Shapes in which a value of the reference is looked at."""
 
 Array = np.ndarray
 
@@ -43,7 +47,7 @@ class Region:
     """What a candidate computes between values that are right and one that is not."""
 
     def __init__(
-        self, search: Search, program: Program, partner: int, order: Array, end: float
+        self, search: Search, program: Program, partner: int, right: Array, end: float
     ) -> None:
         """Get ready.
 
@@ -51,13 +55,12 @@ class Region:
             search: That found the cut.
             program: The region.
             partner: The reference's value that it should compute.
-            order: The order in which the reference's elements lie in ours.
+            right: Its elements in our order.
             end: When to stop, by `time.monotonic`.
         """
-        self.search, self.program, self.partner, self.order = search, program, partner, order
+        self.search, self.program, self.partner = search, program, partner
         self.ours, self.theirs = search.ours, search.theirs
-        self._end = end
-        right = self.theirs.values[partner].flat[order]
+        self.end = end
         self.right = comparable(right)
         self.value = self.ours.values[program.output]
         self.right_tensor = shaped(right, self.value.tensor)
@@ -76,7 +79,7 @@ class Region:
 
     def output(self, program: Program) -> torch.Tensor | None:
         """Return what a variant computes; None where it cannot run."""
-        if time.monotonic() > self._end:
+        if time.monotonic() > self.end:
             raise OutOfTime
         try:
             return program.run(self.program, self.known)[program.output]
@@ -85,11 +88,15 @@ class Region:
 
     def agrees(self, program: Program) -> bool:
         """Return whether a variant computes the reference's value."""
+        gap = self.gap_of(program)
+        return gap <= self.tolerance and gap * CLOSER <= self.gap
+
+    def gap_of(self, program: Program) -> float:
+        """Return the largest error of a variant; infinite where it cannot run."""
         made = self.output(program)
         if made is None or made.numel() != self.value.tensor.numel():
-            return False
-        gap = self._gap(made)
-        return gap <= self.tolerance and gap * CLOSER <= self.gap
+            return float("inf")
+        return self._gap(made)
 
     def residual(self, program: Program) -> Array | None:
         """Return how far each element of a variant is off; None where it cannot run."""
@@ -113,7 +120,7 @@ class Region:
     def places(self) -> list[int]:
         """Values at which something may be inserted: those that are no copies of another."""
         steps = {index: step for step in self.program.steps for index in step.outputs}
-        places = []
+        places: list[int] = []
         for index in self.program.values():
             step = steps.get(index)
             plain = step is not None and step.moves and len(step.inputs) == 1
@@ -182,7 +189,7 @@ class Region:
         wanted = shape_of(shape, other.flat.size)
         if int(np.prod(wanted)) != other.flat.size:
             return
-        for order in orders_by_shape([wanted], [shape_of(other.shape, other.flat.size)]):
+        for order in orders_by_shape([wanted], shapes_of(self.theirs, partner)):
             yield torch.from_numpy(np.ascontiguousarray(other.flat[order])).reshape(shape)
 
     def own_inputs(self) -> Tensors:
@@ -202,16 +209,58 @@ class Region:
         return inputs
 
 
+def shapes_of(side: KnownValues, index: int) -> list[tuple[int, ...]]:
+    """Return the shapes in which a value is seen with its elements in the same order."""
+    flat = side.values[index].flat
+    shapes = [shape_of(side.values[index].shape, flat.size)]
+    todo = [index]
+    while todo and len(shapes) < MOST_SHAPES:
+        for reader in side.readers(todo.pop()):
+            value = side.values[reader]
+            if is_plain_copy(side.tape, value) and np.array_equal(value.flat, flat, equal_nan=True):
+                shapes.append(shape_of(value.shape, flat.size))
+                todo.append(reader)
+    return list(dict.fromkeys(shapes))
+
+
 def region_of(search: Search, cut: Cut, end: float) -> Region | None:
     """Return the region of a cut; None where it cannot be run alone."""
-    values = search.ours.values
-    if len(values) != len(search.original.values) or not cut.region:
+    values, first = search.ours.values, search.original.values
+    if len(values) != len(first) or not cut.region:
         return None
+    program = program_of(values, cut.region, cut.value)
+    if len(program.steps) > MOST_STEPS:
+        return None
+    # What the region gets from outside of the call was repaired since, if it is the cut itself.
+    own = {index: first[index].tensor for index in cut.region if index in program.inputs}
+    program = replace(program, inputs={**program.inputs, **own})
+    return _region(search, program, cut.partner, search.theirs.values[cut.partner].flat[cut.order], end)
+
+
+def handed_region(region: Region, cut: Cut) -> Region | None:
+    """Return the value that a region is handed wrongly, as a region of its own without operations.
+
+    None where it is handed nothing wrong, or where it is not clear what belongs there.
+    """
+    handed = cut.handed
+    if handed is None or handed.partner is None or handed.value not in region.known:
+        return None
+    index, shape = handed.value, region.known[handed.value].shape
+    for tensor in region.in_layout(handed.partner, shape):
+        fresh = region.program.fresh()
+        program = region.program.with_input(fresh, tensor)
+        program = program.reading(program.readers(index), {index: fresh})
+        if region.agrees(program):
+            own = Program((), {index: region.known[index]}, index)
+            return _region(region.search, own, handed.partner, flat_of(tensor), region.end)
+    return None
+
+
+def _region(
+    search: Search, program: Program, partner: int, right: Array, end: float
+) -> Region | None:
     try:
-        program = program_of(values, cut.region, cut.value)
-        if len(program.steps) > MOST_STEPS or not program.steps and not program.inputs:
-            return None
-        region = Region(search, program, cut.partner, cut.order, end)
+        region = Region(search, program, partner, right, end)
     except (*REFUSALS, KeyError):
         return None
     return region if region.is_wrong else None

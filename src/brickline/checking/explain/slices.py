@@ -9,6 +9,8 @@ import numpy as np
 Array = np.ndarray
 Places = list["int | None"]
 MOST_SLICES = 4096
+DIFFER, DIFFERS = "differ", "differs"
+"""In what is said of slices for whose difference there is no reason."""
 FEW = 6
 """Places that are named one by one."""
 
@@ -60,7 +62,7 @@ def order_words(places: Sequence[int]) -> str:
         return f"{moved[0]} and {moved[1]} are exchanged"
     if list(places) == list(range(size))[::-1]:
         return "they are in reverse order"
-    shift = (places[0] - 0) % size
+    shift = places[0] % size
     if all(place == (index + shift) % size for index, place in enumerate(places)):
         shift = shift if shift <= size // 2 else shift - size
         if shift * 2 == size:
@@ -112,7 +114,7 @@ def slice_words(ours: Array, theirs: Array, dim: int, places: Places) -> str | N
         return None
     facts = list(dict.fromkeys(_fact(ours, theirs, dim, index, places[index]) for index in wrong))
     if len(facts) > 3:
-        return f"{listed(wrong)} of {size} differ"
+        return f"{listed(wrong)} of {size} {DIFFER}"
     if len(wrong) > 1 and len(facts) == 1 and "holds" not in facts[0]:
         return f"{listed(wrong)} of {size}: each {facts[0]}"
     return "; ".join(
@@ -148,7 +150,7 @@ def _fact(ours: Array, theirs: Array, dim: int, index: int, place: int | None) -
     if mine.size > 1 and np.ptp(offset) <= 1e-9 * np.abs(right).max():
         return f"is larger by {offset[0]:.6g}"
     gap = float(np.linalg.norm(mine - right) / np.linalg.norm(right))
-    return f"differs by {gap:.2g} (relative L2)"
+    return f"{DIFFERS} by {gap:.2g} (relative L2)"
 
 
 def dims_of(shape: Sequence[int]) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def other_weights(region: Region) -> Iterator[Trial]:
         value = region.ours.values[index]
         if value.step.name not in (WEIGHT, CONSTANT) or not value.floating:
             continue
+        value = replace(value, tensor=region.known[index], _flat=None)
         name = value.name or "a constant tensor"
         seen: list[torch.Tensor] = []
         for tensor, words, repair in (*_whole(region, value), *_patched(region, value)):
@@ -40,7 +42,7 @@ def other_weights(region: Region) -> Iterator[Trial]:
 
 def _partners(region: Region) -> Iterator[Value]:
     """Yield the reference's weights behind the right value, nearest first."""
-    for index in region.sources:
+    for index in (region.partner, *region.sources):
         value = region.theirs.values[index]
         if value.floating and value.step.name in (WEIGHT, CONSTANT):
             yield value
@@ -49,6 +51,12 @@ def _partners(region: Region) -> Iterator[Value]:
 def _whole(region: Region, value: Value) -> Iterator[tuple[torch.Tensor, str, dict[str, Any]]]:
     """Yield whole weights of the reference in the place of one of ours."""
     mine = value.tensor
+    partner = region.theirs.values[region.partner]
+    if value.index == region.program.output and partner.step.name in (WEIGHT, CONSTANT):
+        other = partner
+        name = other.name or "value"
+        words = _difference(region, value, region.right_tensor, name, other.shape == mine.shape)
+        yield region.right_tensor, words, {"right": name}
     for other in _partners(region):
         if other.tensor.numel() != mine.numel() or mine.numel() < 2:
             continue
@@ -76,6 +84,8 @@ def _difference(
             kind = "element" if mine.ndim == 1 else "row" if dim == 0 else "column" if mine.ndim == 2 else f"slice of dimension {dim}"
             best = f"is not {there}: by {kind}s, {words}"
             break
+    if not bool(mine.any()):
+        return f"is zero, and {there} is not"
     factor = float((mine * right).sum() / (right * right).sum().clamp_min(1e-300))
     if float((mine - factor * right).abs().max()) <= tolerance:
         return f"is {factor:.6g} times {there}"

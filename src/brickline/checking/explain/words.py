@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from brickline.checking.execution.tape import ARGUMENT, CONSTANT, WEIGHT, Step
+from brickline.checking.execution.tape import ARGUMENT, CONSTANT, WEIGHT, Step, Value
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 
 
@@ -37,7 +37,10 @@ def value_words(side: KnownValues, index: int) -> str:
     if step.name == ARGUMENT:
         return f"the argument {value.name}"
     if step.name == CONSTANT:
-        return value.name or "a constant tensor"
+        return value.name or f"a constant of {step.frame.path or 'the model'}"
+    part = _part(side, value)
+    if part is not None:
+        return part
     path = step.frame.path
     of = f"the output of {path}" if path else "the model's output"
     last = step.frame.returned
@@ -53,3 +56,36 @@ def origin(side: KnownValues, index: int) -> int:
         index = value.step.inputs[0]
         value = side.values[index]
     return index
+
+
+def _part(side: KnownValues, value: Value) -> str | None:
+    """Return which part of another value one is; None where it is not a part."""
+    step = value.step
+    if step.name not in _PARTS or not step.inputs:
+        return None
+    source = side.values[step.inputs[0]]
+    if source.tensor.numel() == value.tensor.numel():
+        return None
+    whole = value_words(side, source.index)
+    numbers = [leaf for leaf in step.args[1:] if isinstance(leaf, int)]
+    if step.name in ("aten::slice", "aten::narrow") and len(numbers) >= 2:
+        dim, start = numbers[:2]
+        size = value.shape[dim]
+        start = start % source.shape[dim] if start < 0 else start
+        return f"elements {start} to {start + size - 1} (dimension {dim}) of {whole}"
+    if step.name == "aten::select" and len(numbers) == 2:
+        return f"element {numbers[1]} (dimension {numbers[0]}) of {whole}"
+    return f"part {value.out} of {whole}"
+
+
+_PARTS = frozenset(
+    {
+        "aten::slice",
+        "aten::narrow",
+        "aten::select",
+        "aten::split",
+        "aten::split_with_sizes",
+        "aten::chunk",
+        "aten::unbind",
+    }
+)
