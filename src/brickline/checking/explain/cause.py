@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from brickline.checking.execution.tape import WEIGHT
-from brickline.checking.explain.constants import (
+from brickline.checking.explain.hypotheses.constants import (
     changed_constants,
     dimension_orders,
     missing_constants,
     solved_constants,
 )
-from brickline.checking.explain.expressions import other_expressions
-from brickline.checking.explain.functions import (
+from brickline.checking.explain.hypotheses.expressions import other_expressions
+from brickline.checking.explain.hypotheses.functions import (
     dropped,
     dual_operations,
     missing_functions,
     other_functions,
 )
-from brickline.checking.explain.masks import other_masks
-from brickline.checking.explain.operands import exchanged_inputs, missing_operands
-from brickline.checking.explain.orders import plain_orders, reordered_inputs, wrong_slices
+from brickline.checking.explain.hypotheses.masks import other_masks
+from brickline.checking.explain.hypotheses.operands import exchanged_inputs, missing_operands
+from brickline.checking.explain.hypotheses.orders import (
+    plain_orders,
+    reordered_inputs,
+    wrong_slices,
+)
+from brickline.checking.explain.hypotheses.weights import other_weights
 from brickline.checking.explain.program import Program
-from brickline.checking.explain.region import OutOfTime, Region, Trial, handed_region, region_of
-from brickline.checking.explain.weights import other_weights
+from brickline.checking.explain.region import OutOfTimeError, Region, Trial, handed_region
 from brickline.checking.explain.words import value_words
-from brickline.checking.logic.search import Cut, Search
+from brickline.checking.logic.search import Cut
 
 SECONDS = 10.0
 """How long hypotheses about one cut are tried."""
@@ -62,34 +63,27 @@ class Cause:
     """What makes a region compute the reference's value."""
 
     words: str
-    repair: Mapping[str, Any] = field(default_factory=dict)
+    repair: Mapping[str, Any]
     """The same as data: kind, place, value, and what belongs there."""
-    program: Program | None = None
+    program: Program
     """The region with the repair."""
-    family: str = ""
+    family: str
+    """Which kind of hypothesis it was."""
 
 
-def cause_of(search: Search, cut: Cut, seconds: float = SECONDS) -> Cause | None:
+def cause_of(region: Region, cut: Cut) -> Cause | None:
     """Return the first hypothesis under which a region computes the reference's value.
 
     Args:
-        search: That found the cut.
+        region: Behind the cut.
         cut: The value that is wrong and what belongs there.
-        seconds: How long to try. Default 10.
     """
-    end = time.monotonic() + seconds
-    with torch.no_grad():
-        region = region_of(search, cut, end)
-        if region is None:
-            return None
-        try:
-            return (
-                first_right(region, FIRST)
-                or _of_handed(region, cut)
-                or first_right(region, FAMILIES)
-            )
-        except OutOfTime:
-            return None
+    try:
+        return (
+            first_right(region, FIRST) or _of_handed(region, cut) or first_right(region, FAMILIES)
+        )
+    except OutOfTimeError:
+        return None
 
 
 def _of_handed(region: Region, cut: Cut) -> Cause | None:
@@ -104,9 +98,13 @@ def _of_handed(region: Region, cut: Cut) -> Cause | None:
         if first != second:
             words = f"it reads {first} in the place of {second}"
             repair = {"kind": "input", "input": first, "right": second}
-            return Cause(words, repair, family="handed")
+            program = region.program.with_input(index, own.right_tensor)
+            return Cause(words, repair, program, "handed")
     cause = first_right(own, (*FIRST, *FAMILIES))
-    return None if cause is None else replace(cause, family=f"handed: {cause.family}")
+    if cause is None:
+        return None
+    program = region.program.after(cause.program, index)
+    return replace(cause, program=program, family=f"handed: {cause.family}")
 
 
 def first_right(region: Region, families: Sequence[Family]) -> Cause | None:

@@ -63,6 +63,14 @@ class Program:
             base: A program of which this is a variant. Default None.
             known: The values of that program; those that nothing changed are not computed again.
         """
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return self._run(base, known)
+        finally:
+            torch.set_default_dtype(before)
+
+    def _run(self, base: Program | None, known: Tensors | None) -> Tensors:
         run = _Run(dict(self.inputs))
         unchanged = set() if base is None else set(base.steps)
         for step in self.steps:
@@ -166,6 +174,11 @@ class Program:
         output = last if chosen is None and self.output == index else self.output
         return Program((*self.steps[:place], *steps, *rest), self.inputs, output)
 
+    def after(self, first: Program, index: int) -> Program:
+        """Return the program with what another makes of a value in the value's place."""
+        steps = tuple(reading(step, {index: first.output}) for step in self.steps)
+        return Program((*first.steps, *steps), {**self.inputs, **first.inputs}, self.output)
+
     def fresh(self) -> int:
         """Return a number that no value has."""
         return max((*self.inputs, *(k for step in self.steps for k in step.outputs), FRESH - 1)) + 1
@@ -249,4 +262,3 @@ def _is_same(step: Step, other: Step) -> bool:
 
 def _named(leaf: Any, names: Mapping[int, int]) -> Any:
     return Ref(names.get(leaf.index, leaf.index)) if isinstance(leaf, Ref) else leaf
-

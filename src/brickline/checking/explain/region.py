@@ -15,7 +15,14 @@ from torch.utils._pytree import tree_leaves
 from brickline.align.equality import CLIPPED, comparable, is_informative
 from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
 from brickline.checking.execution.tape import Step, flat_of, shaped
-from brickline.checking.explain.program import REFUSALS, Program, Tensors, program_of
+from brickline.checking.explain.program import (
+    LAST,
+    REFUSALS,
+    SELF,
+    Program,
+    operation,
+    program_of,
+)
 from brickline.checking.logic.known_values import KnownValues, is_plain_copy
 from brickline.checking.logic.search import Cut, Search
 
@@ -27,10 +34,11 @@ MOST_STEPS = 400
 MOST_SHAPES = 6
 """Shapes in which a value of the reference is looked at."""
 
+ATEN = torch.ops.aten
 Array = np.ndarray
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The time for hypotheses is over."""
 
 
@@ -47,7 +55,7 @@ class Region:
     """What a candidate computes between values that are right and one that is not."""
 
     def __init__(
-        self, search: Search, program: Program, partner: int, right: Array, end: float
+        self, search: Search, program: Program, partner: int, order: Array, end: float
     ) -> None:
         """Get ready.
 
@@ -55,18 +63,17 @@ class Region:
             search: That found the cut.
             program: The region.
             partner: The reference's value that it should compute.
-            right: Its elements in our order.
+            order: The order in which its elements lie in ours.
             end: When to stop, by `time.monotonic`.
         """
-        self.search, self.program, self.partner = search, program, partner
+        self.search, self.program, self.partner, self.order = search, program, partner, order
         self.ours, self.theirs = search.ours, search.theirs
         self.end = end
+        right = self.theirs.values[partner].flat[order]
         self.right = comparable(right)
         self.value = self.ours.values[program.output]
         self.right_tensor = shaped(right, self.value.tensor)
-        self.tolerance = (
-            self.theirs.tolerances[partner] + self.ours.tolerances[self.value.index]
-        )
+        self.tolerance = self.theirs.tolerances[partner] + self.ours.tolerances[self.value.index]
         self.known = program.run()
         self.gap = self._gap(self.known[program.output])
 
@@ -80,7 +87,7 @@ class Region:
     def output(self, program: Program) -> torch.Tensor | None:
         """Return what a variant computes; None where it cannot run."""
         if time.monotonic() > self.end:
-            raise OutOfTime
+            raise OutOfTimeError
         try:
             return program.run(self.program, self.known)[program.output]
         except REFUSALS:
@@ -89,7 +96,7 @@ class Region:
     def agrees(self, program: Program) -> bool:
         """Return whether a variant computes the reference's value."""
         gap = self.gap_of(program)
-        return gap <= self.tolerance and gap * CLOSER <= self.gap
+        return bool(gap <= self.tolerance and gap * CLOSER <= self.gap)
 
     def gap_of(self, program: Program) -> float:
         """Return the largest error of a variant; infinite where it cannot run."""
@@ -113,8 +120,8 @@ class Region:
     # --- what there is
 
     def is_float(self, index: int) -> bool:
-        """Return whether a value holds floating-point numbers, more than one."""
-        return self.known[index].dtype.is_floating_point
+        """Return whether a value holds floating-point numbers."""
+        return bool(self.known[index].dtype.is_floating_point)
 
     @cached_property
     def places(self) -> list[int]:
@@ -139,7 +146,9 @@ class Region:
             if partner is None or index in self.search.healed:
                 continue
             first = there.get(partner)
-            if first is None or self._is_whole(index, partner) and not self._is_whole(first, partner):
+            if first is None or (
+                self._is_whole(index, partner) and not self._is_whole(first, partner)
+            ):
                 there[partner] = index
         return there
 
@@ -181,32 +190,51 @@ class Region:
             if value.floating and (not value.step.moves or index in self.there):
                 yield index
 
+    def orders_in(self, partner: int, shape: torch.Size) -> Iterator[Array]:
+        """Yield the orders in which a value of the reference may stand in a shape of ours."""
+        other = self.theirs.values[partner]
+        size = other.flat.size
+        wanted = shape_of(shape, size)
+        if int(np.prod(wanted)) != size:
+            return
+        plain = np.arange(size)
+        yield plain
+        for order in orders_by_shape([wanted], shapes_of(self.theirs, partner)):
+            if not np.array_equal(order, plain):
+                yield order
+
     def in_layout(self, partner: int, shape: torch.Size) -> Iterator[torch.Tensor]:
         """Yield a value of the reference in the orders in which it may stand in a shape of ours."""
         other = self.theirs.values[partner]
-        if other.shape == shape:
-            yield other.tensor
-        wanted = shape_of(shape, other.flat.size)
-        if int(np.prod(wanted)) != other.flat.size:
-            return
-        for order in orders_by_shape([wanted], shapes_of(self.theirs, partner)):
-            yield torch.from_numpy(np.ascontiguousarray(other.flat[order])).reshape(shape)
+        if not other.tensor.is_complex():
+            for order in self.orders_in(partner, shape):
+                yield torch.from_numpy(np.ascontiguousarray(other.flat[order])).reshape(shape)
 
-    def own_inputs(self) -> Tensors:
-        """Return the reference's inputs of its part, made of our values where they are the same."""
+    def as_reference(self) -> Program:
+        """Return what the reference computes, from our values where they are the same as its."""
         inputs: dict[int, torch.Tensor] = {}
         for index, tensor in self.reference.inputs.items():
             mine = self.there.get(index)
             value = None if mine is None else self.ours.values[mine]
-            if value is not None and value.floating and value.flat.size == tensor.numel():
-                other = self.theirs.values[index]
-                if is_informative(value.flat):
-                    inverse = order_of_equals(other.flat, value.flat)
-                    made = shaped(value.flat[inverse], other.tensor)
-                    inputs[index] = made
-                    continue
             inputs[index] = tensor
-        return inputs
+            same = value is not None and value.floating and value.flat.size == tensor.numel()
+            if value is not None and same and is_informative(value.flat):
+                other = self.theirs.values[index]
+                order = order_of_equals(other.flat, value.flat)
+                inputs[index] = shaped(value.flat[order], other.tensor)
+        program = Program(self.reference.steps, inputs, self.partner)
+        shape = list(self.value.tensor.shape)
+        if np.array_equal(self.order, np.arange(self.order.size)):
+            arranged = [operation(ATEN.reshape.default, SELF, shape)]
+        else:
+            arranged = [
+                operation(ATEN.reshape.default, SELF, [-1]),
+                operation(ATEN.index_select.default, LAST, 0, torch.from_numpy(self.order)),
+                operation(ATEN.reshape.default, LAST, shape),
+            ]
+        return (
+            program if self.value.tensor.is_complex() else program.inserted(self.partner, arranged)
+        )
 
 
 def shapes_of(side: KnownValues, index: int) -> list[tuple[int, ...]]:
@@ -234,7 +262,7 @@ def region_of(search: Search, cut: Cut, end: float) -> Region | None:
     # What the region gets from outside of the call was repaired since, if it is the cut itself.
     own = {index: first[index].tensor for index in cut.region if index in program.inputs}
     program = replace(program, inputs={**program.inputs, **own})
-    return _region(search, program, cut.partner, search.theirs.values[cut.partner].flat[cut.order], end)
+    return _region(search, program, cut.partner, cut.order, end)
 
 
 def handed_region(region: Region, cut: Cut) -> Region | None:
@@ -246,21 +274,23 @@ def handed_region(region: Region, cut: Cut) -> Region | None:
     if handed is None or handed.partner is None or handed.value not in region.known:
         return None
     index, shape = handed.value, region.known[handed.value].shape
-    for tensor in region.in_layout(handed.partner, shape):
+    other = region.theirs.values[handed.partner]
+    for order in region.orders_in(handed.partner, shape):
         fresh = region.program.fresh()
+        tensor = shaped(other.flat[order], region.known[index])
         program = region.program.with_input(fresh, tensor)
         program = program.reading(program.readers(index), {index: fresh})
         if region.agrees(program):
             own = Program((), {index: region.known[index]}, index)
-            return _region(region.search, own, handed.partner, flat_of(tensor), region.end)
+            return _region(region.search, own, handed.partner, order, region.end)
     return None
 
 
 def _region(
-    search: Search, program: Program, partner: int, right: Array, end: float
+    search: Search, program: Program, partner: int, order: Array, end: float
 ) -> Region | None:
     try:
-        region = Region(search, program, partner, right, end)
+        region = Region(search, program, partner, order, end)
     except (*REFUSALS, KeyError):
         return None
     return region if region.is_wrong else None

@@ -46,7 +46,9 @@ def value_words(side: KnownValues, index: int) -> str:
     last = step.frame.returned
     if any(origin(side, k) == index for k in last):
         return of
-    return f"what {op_words(step)} puts out in {path}" if path else f"what {op_words(step)} puts out"
+    return (
+        f"what {op_words(step)} puts out in {path}" if path else f"what {op_words(step)} puts out"
+    )
 
 
 def origin(side: KnownValues, index: int) -> int:

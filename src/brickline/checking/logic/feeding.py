@@ -6,12 +6,14 @@ reference's, so that no error of an earlier one reaches it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from brickline.checking.explain.repro import ShownRegion
 from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.causes import Trial, trials
 from brickline.checking.logic.outputs import largest_distance, outputs_of
@@ -37,6 +39,10 @@ class FedModule:
     """Modules that the evidence does not exclude either."""
     source: str | None = None
     """File and line of the operation that shows it."""
+    repair: Mapping[str, Any] | None = None
+    """The cause as data: its kind, where it is, and what belongs there."""
+    shown: ShownRegion | None = None
+    """The operations that are wrong, for a repro."""
 
 
 @dataclass(frozen=True)

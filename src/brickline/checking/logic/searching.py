@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from brickline.checking.execution.tape import Tape
+from brickline.checking.explain import explained
 from brickline.checking.logic.carrying import nudge, nudged
 from brickline.checking.logic.feeding import FedModule
 from brickline.checking.logic.known_values import KnownValues
@@ -45,7 +46,16 @@ def searched_modules(
         names = blamed.paths
         if len(names) > MOST_ALTERNATIVES or any(name in found for name in names):
             continue
-        found[names[0]] = FedModule(names[0], 0.0, alternatives=names[1:], source=blamed.source)
+        explanation = explained(search, several[0])
+        found[names[0]] = FedModule(
+            names[0],
+            0.0,
+            cause=explanation.words,
+            alternatives=names[1:],
+            source=blamed.source,
+            repair=explanation.repair,
+            shown=explanation.shown,
+        )
     return tuple(found.values())
 
 

@@ -44,7 +44,7 @@ def logic_findings(
                 cause=fed.cause,
                 reference_name=display(fed.name),
                 reason="fed what its counterpart was given, it puts out something else in float64",
-                evidence=evidence,
+                evidence=evidence if fed.repair is None else {**evidence, "repair": fed.repair},
             )
             for fed in logic.modules
         ]

@@ -37,7 +37,9 @@ def places_of(ours: Array, theirs: Array, dim: int, tolerance: float) -> Places:
         last = np.searchsorted(ordered, marks[index] + margin, side="right")
         near = [int(k) for k in order[first:last]]
         near.sort(key=lambda k: (k != index, k in taken, k))
-        place = next((k for k in near if np.abs(row - other[k]).max(initial=0.0) <= tolerance), None)
+        place = next(
+            (k for k in near if np.abs(row - other[k]).max(initial=0.0) <= tolerance), None
+        )
         if place is not None:
             taken.add(place)
         places.append(place)
@@ -45,7 +47,7 @@ def places_of(ours: Array, theirs: Array, dim: int, tolerance: float) -> Places:
 
 
 def permutation(places: Sequence[int | None]) -> list[int] | None:
-    """Return where each slice that is wanted is found; None where some are missing or all are right."""
+    """Return where each slice is found; None where some are missing or all are right."""
     if None in places or sorted(places) != list(range(len(places))):  # type: ignore[type-var]
         return None
     inverse = [0] * len(places)
@@ -69,12 +71,17 @@ def order_words(places: Sequence[int]) -> str:
             return "the two halves are exchanged"
         return f"they are shifted by {-shift} round the end"
     for groups in (k for k in range(2, size) if size % k == 0):
-        if all(place == index % groups * (size // groups) + index // groups for index, place in enumerate(places)):
+        if all(
+            place == index % groups * (size // groups) + index // groups
+            for index, place in enumerate(places)
+        ):
             return (
                 f"{groups} groups of {size // groups} are interleaved, "
                 "where the reference has one group after the other"
             )
-    inner = next((k for k in range(2, size // 2 + 1) if size % k == 0 and _is_blockwise(places, k)), None)
+    inner = next(
+        (k for k in range(2, size // 2 + 1) if size % k == 0 and _is_blockwise(places, k)), None
+    )
     if inner is not None and inner < size:
         return f"in each group of {inner}, " + order_words(list(places[:inner]))
     if size <= 16:
@@ -99,10 +106,10 @@ def listed(indices: Sequence[int]) -> str:
 
 
 def slice_words(ours: Array, theirs: Array, dim: int, places: Places) -> str | None:
-    """Say what is wrong with the slices that are not in their place; None where nothing plain is."""
+    """Say what is wrong with slices that are not in their place; None where nothing plain is."""
     size = len(places)
     wrong = [index for index, place in enumerate(places) if place != index]
-    if not wrong or len(wrong) == size and None in places:
+    if not wrong or (len(wrong) == size and None in places):
         shifted = _shift(places)
         return None if shifted is None else f"shifted by {shifted}"
     shifted = _shift(places)
@@ -133,12 +140,12 @@ def _shift(places: Places) -> int | None:
 
 
 def _fact(ours: Array, theirs: Array, dim: int, index: int, place: int | None) -> str:
-    if place is not None:
-        return f"holds what belongs in {place}"
     mine = np.take(ours, index, axis=dim).reshape(-1)
     right = np.take(theirs, index, axis=dim).reshape(-1)
     if not mine.any():
         return "is zero"
+    if place is not None:
+        return f"holds what belongs in {place}"
     if not right.any():
         return "is zero in the reference"
     factor = float(mine @ right) / float(right @ right)

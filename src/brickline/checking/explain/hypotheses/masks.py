@@ -9,9 +9,9 @@ import torch
 
 from brickline.align.equality import CLIPPED, comparable
 from brickline.checking.execution.tape import Step, flat_of
+from brickline.checking.explain.hypotheses.slices import listed
 from brickline.checking.explain.program import SELF, Program, operation
 from brickline.checking.explain.region import Region, Trial
-from brickline.checking.explain.slices import listed
 
 ATEN = torch.ops.aten
 SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::softmax"})
@@ -151,4 +151,3 @@ def _seen(odd: Array, other: Array, verb: str) -> str | None:
         if len(chosen) < batches.shape[0]:
             where += f" (in sequences {listed(chosen)})"
     return where
-

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from brickline.checking.execution.tape import Ref
-from brickline.checking.explain.constants import value_place
-from brickline.checking.explain.functions import is_mask, value_words_of
+from brickline.checking.explain.hypotheses.constants import value_place
+from brickline.checking.explain.hypotheses.functions import is_mask, value_words_of
 from brickline.checking.explain.program import SELF, Program, operation
 from brickline.checking.explain.region import Region, Trial
 from brickline.checking.explain.words import value_words

@@ -16,7 +16,7 @@ from brickline.checking.explain.region import Region, Trial
 from brickline.checking.explain.words import number_words, op_words, value_words
 from brickline.checking.logic.known_values import KnownValues
 
-LONGEST = 140
+LONGEST = 120
 """Characters of an expression; longer ones tell nobody anything."""
 MOST_OPERATIONS = 8
 LETTERS = "abcdefgh"
@@ -63,14 +63,17 @@ def other_expressions(region: Region) -> Iterator[Trial]:
     with_names = ", ".join(f"{letter} {name}" for letter, name in names.items())
     where = f", with {with_names}" if names else ""
     words = f"it computes {ours} where the reference computes {theirs}{where}"
-    program = Program(region.reference.steps, region.own_inputs(), region.partner)
-    yield Trial(program, words, {"kind": "expression", "value": ours, "right": theirs})
+    yield Trial(
+        region.as_reference(), words, {"kind": "expression", "value": ours, "right": theirs}
+    )
 
 
 def _in_order(region: Region) -> bool:
     """Return whether all that both sides read lies in them in orders that shapes explain."""
-    for partner, index in region.there.items():
-        if partner not in region.reference.inputs or index not in region.program.inputs:
+    for index in region.program.inputs:
+        known = index < len(region.ours.values)
+        partner = region.search.explained.get(index) if known else None
+        if partner is None or index in region.search.healed:
             continue
         mine = region.known[index]
         size = region.theirs.values[partner].tensor.numel()
@@ -79,7 +82,9 @@ def _in_order(region: Region) -> bool:
         gap = region.ours.tolerances[index] + region.theirs.tolerances[partner]
         same = comparable(flat_of(mine))
         layouts = region.in_layout(partner, mine.shape)
-        if all(np.abs(comparable(flat_of(tensor)) - same).max(initial=0.0) > gap for tensor in layouts):
+        if all(
+            np.abs(comparable(flat_of(tensor)) - same).max(initial=0.0) > gap for tensor in layouts
+        ):
             return False
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,9 @@ import torch
 
 from brickline.align.equality import comparable
 from brickline.checking.execution.tape import Ref, flat_of
-from brickline.checking.explain.constants import value_place
-from brickline.checking.explain.functions import value_words_of
-from brickline.checking.explain.program import LAST, SELF, Operation, Program, operation
-from brickline.checking.explain.region import Region, Trial
-from brickline.checking.explain.slices import (
+from brickline.checking.explain.hypotheses.constants import value_place
+from brickline.checking.explain.hypotheses.functions import value_words_of
+from brickline.checking.explain.hypotheses.slices import (
     DIFFER,
     dims_of,
     order_words,
@@ -22,38 +20,37 @@ from brickline.checking.explain.slices import (
     places_of,
     slice_words,
 )
+from brickline.checking.explain.program import LAST, SELF, Operation, Program, operation
+from brickline.checking.explain.region import Region, Trial
 
 ATEN = torch.ops.aten
+Order = tuple[int, tuple[int, ...]]
+"""A dimension, and for each of its slices where it is found."""
 MOST_BLIND = 24
 """Places at which plain orders are tried without a sign of them."""
 
 
 def reordered_inputs(region: Region) -> Iterator[Trial]:
     """Yield the region with what it reads in the order in which the reference has it."""
-    orders: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    words_of: dict[tuple[int, tuple[int, ...]], str] = {}
+    orders: dict[Order, list[int]] = {}
+    facts: dict[Order, str] = {}
     for index in region.program.inputs:
         for dim, places in _input_orders(region, index):
-            inverse = permutation(places)
-            if inverse is None:
-                continue
-            key = dim, tuple(inverse)
-            orders.setdefault(key, []).append(index)
-            words_of.setdefault(key, _order_fact(region, index, dim, places))
-    for (dim, inverse), indices in orders.items():
-        for chosen in ([index] for index in indices):
-            yield _selected(region, chosen, dim, inverse, words_of[dim, inverse])
+            right = permutation(places)
+            if right is not None:
+                order = dim, tuple(right)
+                if index not in orders.setdefault(order, []):
+                    orders[order].append(index)
+                facts.setdefault(order, _order_fact(region, index, dim, places))
+    for order, indices in orders.items():
+        for index in indices:
+            yield _reordered(region, {index: order}, facts[order])
         if len(indices) > 1:
-            yield _selected(region, indices, dim, inverse, words_of[dim, inverse])
+            yield _reordered(region, dict.fromkeys(indices, order), facts[order])
     several = [index for indices in orders.values() for index in indices]
     if len(orders) > 1 and len(set(several)) == len(several):
-        program = region.program
-        for (dim, inverse), indices in orders.items():
-            for index in indices:
-                program = program.inserted(index, [_select(region, index, dim, inverse)])
-        names = " and ".join(value_words_of(region, index) for index in several)
-        facts = "; ".join(dict.fromkeys(words_of.values()))
-        yield Trial(program, f"{names} are in another order: {facts}", {"kind": "order"})
+        chosen = {index: order for order, indices in orders.items() for index in indices}
+        yield _reordered(region, chosen, "; ".join(dict.fromkeys(facts.values())))
 
 
 def _input_orders(region: Region, index: int) -> Iterator[tuple[int, list[int | None]]]:
@@ -80,7 +77,7 @@ def _order_fact(region: Region, index: int, dim: int, places: Sequence[int | Non
     rows = elements.reshape(len(known), -1)
     _, labels = np.unique(np.round(rows, 9), axis=0, return_inverse=True)
     labels = labels.reshape(-1)
-    if len(set(labels.tolist())) < len(known):
+    if len(set(labels.tolist())) * 2 <= len(known):
         first = list(dict.fromkeys(labels.tolist()))
         own = [first.index(k) for k in labels.tolist()]
         inverse = permutation(known) or known
@@ -93,16 +90,15 @@ def _short(labels: list[int]) -> str:
     return " ".join(map(str, labels[:12])) + (" …" if len(labels) > 12 else "")
 
 
-def _selected(
-    region: Region, indices: Sequence[int], dim: int, inverse: Sequence[int], fact: str
-) -> Trial:
+def _reordered(region: Region, orders: Mapping[int, Order], fact: str) -> Trial:
     program = region.program
-    for index in indices:
-        program = program.inserted(index, [_select(region, index, dim, inverse)])
-    names = " and ".join(value_words_of(region, index) for index in indices)
-    repair = {"kind": "order", "tensors": names, "dimension": dim, "order": list(inverse)}
-    verb = "are" if len(indices) > 1 else "is"
-    return Trial(program, f"{names} {verb} in another order than the reference's: {fact}", repair)
+    for index, (dim, right) in orders.items():
+        program = program.inserted(index, [_select(region, index, dim, right)])
+    names = [value_words_of(region, index) for index in orders]
+    places = [{"dimension": dim, "order": list(right)} for dim, right in orders.values()]
+    verb = "are" if len(names) > 1 else "is"
+    words = f"{' and '.join(names)} {verb} in another order than the reference's: {fact}"
+    return Trial(program, words, {"kind": "order", "tensors": names, "orders": places})
 
 
 def _select(region: Region, index: int, dim: int, inverse: Sequence[int]) -> Operation:
@@ -133,7 +129,9 @@ def wrong_slices(region: Region) -> Iterator[Trial]:
             program = region.program.inserted(index, [_select(region, index, dim, inverse)])
         else:
             program = _mended(region, dim, wrong)
-        yield Trial(program, f"in {where}, along dimension {dim} (size {shape[dim]}), {words}", repair)
+        yield Trial(
+            program, f"in {where}, along dimension {dim} (size {shape[dim]}), {words}", repair
+        )
 
 
 def _mended(region: Region, dim: int, wrong: Sequence[int]) -> Program:
@@ -145,7 +143,9 @@ def _mended(region: Region, dim: int, wrong: Sequence[int]) -> Program:
     shape[dim] = -1
     inputs = {**region.program.inputs, fresh: region.right_tensor}
     longer = Program(region.program.steps, inputs, index)
-    where = operation(ATEN.where.self, mask.reshape(shape).to(region.value.tensor.device), Ref(fresh), SELF)
+    where = operation(
+        ATEN.where.self, mask.reshape(shape).to(region.value.tensor.device), Ref(fresh), SELF
+    )
     return longer.inserted(index, [where])
 
 
@@ -162,7 +162,7 @@ def plain_orders(region: Region) -> Iterator[Trial]:
 
 
 def _strided(size: int, groups: int) -> list[int]:
-    return np.arange(size).reshape(groups, -1).T.reshape(-1).tolist()  # type: ignore[no-any-return]
+    return np.arange(size).reshape(groups, -1).T.reshape(-1).tolist()
 
 
 def _plain(shape: torch.Size) -> Iterator[tuple[list[Operation], str]]:
@@ -171,7 +171,10 @@ def _plain(shape: torch.Size) -> Iterator[tuple[list[Operation], str]]:
         along = f"along dimension {dim} (size {size})"
         for shift in (1, -1, 2, -2):
             if size > abs(shift):
-                yield [operation(ATEN.roll.default, SELF, [-shift], [dim])], f"shifted by {shift} {along}"
+                yield (
+                    [operation(ATEN.roll.default, SELF, [-shift], [dim])],
+                    f"shifted by {shift} {along}",
+                )
         yield [operation(ATEN.flip.default, SELF, [dim])], f"reversed {along}"
         for groups in (k for k in range(2, size) if size % k == 0):
             if groups > 16 and size // groups > 16:
@@ -186,7 +189,10 @@ def _plain(shape: torch.Size) -> Iterator[tuple[list[Operation], str]]:
                 f"in another order {along}: {order_words(_strided(size, groups))}",
             )
             if groups == 2:
-                yield [operation(ATEN.roll.default, SELF, [size // 2], [dim])], f"in another order {along}: its two halves are exchanged"
+                yield (
+                    [operation(ATEN.roll.default, SELF, [size // 2], [dim])],
+                    f"in another order {along}: its two halves are exchanged",
+                )
     for one in range(len(shape)):
         for other in range(one + 1, len(shape)):
             if 1 in (shape[one], shape[other]):

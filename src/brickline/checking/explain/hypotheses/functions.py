@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from brickline.checking.execution.tape import READ, Ref, Step
-from brickline.checking.explain.constants import value_place
+from brickline.checking.explain.hypotheses.constants import value_place
 from brickline.checking.explain.program import (
     LAST,
     SELF,
@@ -97,7 +96,9 @@ def missing_functions(region: Region) -> Iterator[Trial]:
         for index in region.places:
             if region.is_float(index):
                 program = region.program.inserted(index, operations)
-                words = f"{name} is missing: the reference applies it to {value_place(region, index)}"
+                words = (
+                    f"{name} is missing: the reference applies it to {value_place(region, index)}"
+                )
                 yield Trial(program, words, {"kind": "missing function", "right": name})
 
 
@@ -165,11 +166,11 @@ def _functions(region: Region) -> Iterator[tuple[str, Operations]]:
     """Yield functions, those of the reference with their own arguments first."""
     names = {step.name for step in region.reference_steps}
     for step in region.reference_steps:
-        if len(step.inputs) == 1 and step.name in _ELEMENTWISE and isinstance(step.args[0], Ref):
-            if not any(isinstance(leaf, Ref) for leaf in (*step.args[1:], *step.kwargs.values())):
-                given = [*step.args[1:], *step.kwargs.values()]
-                label = f"{op_words(step)} ({', '.join(map(number_words, given))})" if given else op_words(step)
-                yield label, [operation(step.func, SELF, *step.args[1:], **step.kwargs)]
+        given = [*step.args[1:], *step.kwargs.values()]
+        if step.name in _ELEMENTWISE and not any(isinstance(leaf, Ref) for leaf in given):
+            name = op_words(step)
+            label = f"{name} ({', '.join(map(number_words, given))})" if given else name
+            yield label, [operation(step.func, SELF, *step.args[1:], **step.kwargs)]
     near = sorted(FUNCTIONS, key=lambda name: not _is_among(FUNCTIONS[name], names))
     for name in near:
         yield name, FUNCTIONS[name]
@@ -179,9 +180,14 @@ def _is_among(operations: Operations, names: set[str]) -> bool:
     return all(item.name in names for item in operations)
 
 
-_ELEMENTWISE = frozenset(
-    item.name for operations in FUNCTIONS.values() for item in operations
-) | {"aten::pow", "aten::clamp", "aten::erf", "aten::hardswish", "aten::clamp_min", "aten::log1p"}
+_ELEMENTWISE = frozenset(item.name for operations in FUNCTIONS.values() for item in operations) | {
+    "aten::pow",
+    "aten::clamp",
+    "aten::erf",
+    "aten::hardswish",
+    "aten::clamp_min",
+    "aten::log1p",
+}
 
 
 def _chains(region: Region) -> Iterator[tuple[int, int, list[Step]]]:

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from brickline.checking.execution.tape import CONSTANT, WEIGHT, Value
+from brickline.checking.explain.hypotheses.slices import Places, places_of, slice_words
 from brickline.checking.explain.region import Region, Trial
-from brickline.checking.explain.slices import Places, places_of, slice_words
 
 Array = np.ndarray
 LIKE = 1e-9
 """Part of the largest element by which equal weights may differ, beside their tolerance."""
 HALF = 0.5
-"""Part of a weight's rows that must be in one place of the reference's to say where others belong."""
+"""Part of a weight's rows that must be where they belong to say where the others do."""
 
 
 def other_weights(region: Region) -> Iterator[Trial]:
@@ -66,9 +66,7 @@ def _whole(region: Region, value: Value) -> Iterator[tuple[torch.Tensor, str, di
             yield tensor, words, {"right": other.name}
 
 
-def _difference(
-    region: Region, value: Value, right: torch.Tensor, name: str, same: bool
-) -> str:
+def _difference(region: Region, value: Value, right: torch.Tensor, name: str, same: bool) -> str:
     """Say how a weight differs from the one that belongs there."""
     mine = value.tensor
     there = f"the reference's {name}"
@@ -76,12 +74,20 @@ def _difference(
     tolerance = _tolerance(region, value, theirs)
     best: str | None = None
     for dim in range(mine.ndim):
-        if mine.shape[dim] < 2 or mine.numel() == mine.shape[dim] and mine.ndim > 1:
+        if mine.shape[dim] < 2 or (mine.numel() == mine.shape[dim] and mine.ndim > 1):
             continue
         places = places_of(ours, theirs, dim, tolerance)
         words = slice_words(ours, theirs, dim, places)
         if words is not None:
-            kind = "element" if mine.ndim == 1 else "row" if dim == 0 else "column" if mine.ndim == 2 else f"slice of dimension {dim}"
+            kind = (
+                "element"
+                if mine.ndim == 1
+                else "row"
+                if dim == 0
+                else "column"
+                if mine.ndim == 2
+                else f"slice of dimension {dim}"
+            )
             best = f"is not {there}: by {kind}s, {words}"
             break
     if not bool(mine.any()):
@@ -91,7 +97,11 @@ def _difference(
         return f"is {factor:.6g} times {there}"
     known = region.search.bank.equals(value.flat, region.ours.tolerances[value.index])
     names = [region.theirs.values[k].name for k in known if region.theirs.values[k].name]
-    if mine.ndim == 2 and mine.shape[0] == mine.shape[1] and float((mine.T - right).abs().max()) <= tolerance:
+    if (
+        mine.ndim == 2
+        and mine.shape[0] == mine.shape[1]
+        and float((mine.T - right).abs().max()) <= tolerance
+    ):
         return f"is the transpose of {there}"
     if best is not None:
         return best
@@ -139,7 +149,9 @@ def _patched(region: Region, value: Value) -> Iterator[tuple[torch.Tensor, str, 
             yield made, words, {"dimension": dim}
 
 
-def _expected(rows: Array, known: Array, tolerance: float) -> Iterator[tuple[int, int, int, Places]]:
+def _expected(
+    rows: Array, known: Array, tolerance: float
+) -> Iterator[tuple[int, int, int, Places]]:
     """Yield where a weight of the reference lies in ours: first and last row, offset, places."""
     places = places_of(rows, known, 0, tolerance)
     votes = Counter(index - place for index, place in enumerate(places) if place is not None)
@@ -148,5 +160,3 @@ def _expected(rows: Array, known: Array, tolerance: float) -> Iterator[tuple[int
         if count >= HALF * len(known) and last - first == len(known) and count < len(known):
             inner = [None if place is None else place for place in places[first:last]]
             yield first, last, offset, inner
-
-

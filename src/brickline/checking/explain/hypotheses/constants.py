@@ -1,4 +1,4 @@
-"""Hypotheses about the numbers in a region: epsilons, scales, exponents, dimensions, shifts, modes."""
+"""Hypotheses about the numbers in a region: epsilons, scales, dimensions, shifts, modes."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def solved_constants(region: Region) -> Iterator[Trial]:
                 continue
             for steps in _groups(region, step, leaf, old):
 
-                def variant(
-                    new: float, steps: Sequence[Step] = steps, leaf: int = leaf
-                ) -> Program:
+                def variant(new: float, steps: Sequence[Step] = steps, leaf: int = leaf) -> Program:
                     return _with_leaves(region.program, steps, leaf, new)
 
                 new = solved(region, variant, float(old))
@@ -134,9 +132,11 @@ def _names(step: Step) -> list[str]:
     for place, value in enumerate(step.args):
         size = len(tree_flatten(value)[0])
         name = schema[place] if place < len(schema) else f"argument {place}"
-        names += [name] if size == 1 and not isinstance(value, list | tuple) else [
-            f"{name}[{k}]" for k in range(size)
-        ]
+        names += (
+            [name]
+            if size == 1 and not isinstance(value, list | tuple)
+            else [f"{name}[{k}]" for k in range(size)]
+        )
     for name, value in step.kwargs.items():
         names += [name] * len(tree_flatten(value)[0])
     return names
@@ -276,9 +276,7 @@ def dimension_orders(region: Region) -> Iterator[Trial]:
             name = step.func._schema.arguments[place].name
             for other in _lists(region, step, list(value)):
                 args = (*step.args[:place], other, *step.args[place + 1 :])
-                words = (
-                    f"{name} is {list(value)} in {op_words(step)}; with {other} it is right"
-                )
+                words = f"{name} is {list(value)} in {op_words(step)}; with {other} it is right"
                 repair = _repair(step, name, list(value), other)
                 yield Trial(region.program.with_step(step, changed(step, args)), words, repair)
 
