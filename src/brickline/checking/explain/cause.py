@@ -28,6 +28,7 @@ from brickline.checking.explain.hypotheses.orders import (
     reordered_inputs,
     wrong_slices,
 )
+from brickline.checking.explain.hypotheses.rotations import other_rotations
 from brickline.checking.explain.hypotheses.weights import other_weights
 from brickline.checking.explain.program import Program
 from brickline.checking.explain.region import OutOfTimeError, Region, Trial, handed_region
@@ -47,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     (other_functions, 400),
     (missing_functions, 400),
     (exchanged_inputs, 200),
+    (other_rotations, 40),
     (reordered_inputs, 100),
     (missing_operands, 600),
     (wrong_slices, 10),

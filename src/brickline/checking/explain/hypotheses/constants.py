@@ -29,14 +29,14 @@ FIXED = frozenset({"dtype", "device", "layout", "memory_format", "pin_memory", "
 """Arguments that change no numbers in float64."""
 
 FACTORIES = frozenset({"aten::ones", "aten::zeros", "aten::full", "aten::empty"})
-"""Operations whose whole numbers are sizes."""
+SIZES = ("size", "shape", "implicit")
+"""Arguments of these, and of views, that other sizes would not fit."""
 
 
 def changed_constants(region: Region) -> Iterator[Trial]:
     """Yield the region with one argument of one operation changed."""
-    for step in reversed(region.program.steps):
-        if step.func is None:
-            continue
+    steps = [step for step in reversed(region.program.steps) if step.func is not None]
+    for step in sorted(steps, key=lambda step: step.moves):
         for leaf, name, old in arguments(step):
             for new in _others(region, step, old):
                 words = _words(region, step, name, old, new)
@@ -103,7 +103,7 @@ def arguments(step: Step) -> Iterator[tuple[int, str, Any]]:
     for leaf, value in enumerate(flat):
         name = names[leaf]
         if isinstance(value, bool | int | float | str) and name.split("[")[0] not in FIXED:
-            if step.name in FACTORIES and isinstance(value, int):
+            if name.startswith(SIZES) and (step.moves or step.name in FACTORIES):
                 continue
             yield leaf, name, value
 
@@ -253,7 +253,10 @@ def _words(region: Region, step: Step, name: str, old: Any, new: Any) -> str:
 
 def _label(region: Region, step: Step, name: str) -> str:
     plain = name.split("[")[0]
-    after = {reader.name for output in step.outputs for reader in region.program.readers(output)}
+    whole = [index for index in step.outputs if index < len(region.ours.values)]
+    after = {
+        region.ours.values[k].step.name for index in whole for k in region.ours.readers(index)
+    }
     if plain in ("other", "alpha") and step.name in ADDITIONS and after & EPSILON_OPS:
         return "the epsilon"
     labels = {"other": "the constant", "self": "the base", "eps": "eps", "value": "the value"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,31 +27,29 @@ from brickline.checking.explain.region import Region, Trial
 ATEN = torch.ops.aten
 Order = tuple[int, tuple[int, ...]]
 """A dimension, and for each of its slices where it is found."""
+MOST_ORDERS = 4
+"""Orders in which one input is tried."""
 MOST_BLIND = 24
 """Places at which plain orders are tried without a sign of them."""
 
 
 def reordered_inputs(region: Region) -> Iterator[Trial]:
     """Yield the region with what it reads in the order in which the reference has it."""
-    orders: dict[Order, list[int]] = {}
+    orders: dict[int, list[Order]] = {}
     facts: dict[Order, str] = {}
     for index in region.program.inputs:
         for dim, places in _input_orders(region, index):
             right = permutation(places)
-            if right is not None:
+            if right is not None and len(orders.get(index, ())) < MOST_ORDERS:
                 order = dim, tuple(right)
-                if index not in orders.setdefault(order, []):
-                    orders[order].append(index)
+                orders.setdefault(index, []).append(order)
                 facts.setdefault(order, _order_fact(region, index, dim, places))
-    for order, indices in orders.items():
-        for index in indices:
-            yield _reordered(region, {index: order}, facts[order])
-        if len(indices) > 1:
-            yield _reordered(region, dict.fromkeys(indices, order), facts[order])
-    several = [index for indices in orders.values() for index in indices]
-    if len(orders) > 1 and len(set(several)) == len(several):
-        chosen = {index: order for order, indices in orders.items() for index in indices}
-        yield _reordered(region, chosen, "; ".join(dict.fromkeys(facts.values())))
+    for index, several in orders.items():
+        for order in dict.fromkeys(several):
+            yield _reordered(region, {index: order}, facts)
+    for chosen in itertools.combinations(orders, 2):
+        for pair in itertools.product(*(dict.fromkeys(orders[index]) for index in chosen)):
+            yield _reordered(region, dict(zip(chosen, pair, strict=True)), facts)
 
 
 def _input_orders(region: Region, index: int) -> Iterator[tuple[int, list[int | None]]]:
@@ -90,13 +89,14 @@ def _short(labels: list[int]) -> str:
     return " ".join(map(str, labels[:12])) + (" …" if len(labels) > 12 else "")
 
 
-def _reordered(region: Region, orders: Mapping[int, Order], fact: str) -> Trial:
+def _reordered(region: Region, orders: Mapping[int, Order], facts: Mapping[Order, str]) -> Trial:
     program = region.program
     for index, (dim, right) in orders.items():
         program = program.inserted(index, [_select(region, index, dim, right)])
     names = [value_words_of(region, index) for index in orders]
     places = [{"dimension": dim, "order": list(right)} for dim, right in orders.values()]
     verb = "are" if len(names) > 1 else "is"
+    fact = "; ".join(dict.fromkeys(facts[order] for order in orders.values()))
     words = f"{' and '.join(names)} {verb} in another order than the reference's: {fact}"
     return Trial(program, words, {"kind": "order", "tensors": names, "orders": places})
 
