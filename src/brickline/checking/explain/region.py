@@ -248,7 +248,8 @@ def shapes_of(side: KnownValues, index: int) -> list[tuple[int, ...]]:
             if is_plain_copy(side.tape, value) and np.array_equal(value.flat, flat, equal_nan=True):
                 shapes.append(shape_of(value.shape, flat.size))
                 todo.append(reader)
-    return list(dict.fromkeys(shapes))
+    joined = [(shape[0] * shape[1], *shape[2:]) for shape in shapes if len(shape) > 2]
+    return list(dict.fromkeys([*shapes, *joined]))
 
 
 def region_of(search: Search, cut: Cut, end: float) -> Region | None:

@@ -24,6 +24,8 @@ PARALLEL = 0.2
 EPSILON_OPS = frozenset({"aten::rsqrt", "aten::sqrt", "aten::pow"})
 ADDITIONS = frozenset({"aten::add", "aten::sub", "aten::rsub", "aten::add_", "aten::sub_"})
 FACTORS = frozenset({"aten::mul", "aten::div", "aten::mul_", "aten::div_"})
+TURNS = frozenset({"aten::roll", "aten::rot90", "aten::triu", "aten::tril"})
+"""Operations whose whole numbers are shifts, for which the other direction makes sense."""
 MODES = {"none": "tanh", "tanh": "none"}
 FIXED = frozenset({"dtype", "device", "layout", "memory_format", "pin_memory", "implicit"})
 """Arguments that change no numbers in float64."""
@@ -168,7 +170,9 @@ def _others(region: Region, step: Step, old: Any) -> list[Any]:
         choices: list[Any] = [float(value) for value in (*near, *inverse)]
     elif step.moves or step.name not in ADDITIONS | FACTORS:
         whole = [value for value in same if isinstance(value, int)]
-        choices = [*whole, old + 1, old - 1, old + 2, old - 2, -old, 0, 1, -1, -2]
+        choices = [*whole, old + 1, old - 1, old + 2, old - 2, 0, 1, -1, -2]
+        if step.name in TURNS:
+            choices.append(-old)
     else:
         choices = [*same, *region.reference_constants, old + 1, old - 1, -old]
     return [value for value in dict.fromkeys(choices) if value != old]
@@ -242,7 +246,10 @@ def value_place(region: Region, index: int) -> str:
 def _words(region: Region, step: Step, name: str, old: Any, new: Any) -> str:
     label = _label(region, step, name)
     known = any(
-        new == value for other in region.reference_steps for _, _, value in arguments(other)
+        new == value
+        for other in region.reference_steps
+        if other.name == step.name or (isinstance(new, float) and not other.moves)
+        for _, _, value in arguments(other)
     )
     right = "the reference's " if known else ""
     return (
@@ -254,9 +261,7 @@ def _words(region: Region, step: Step, name: str, old: Any, new: Any) -> str:
 def _label(region: Region, step: Step, name: str) -> str:
     plain = name.split("[")[0]
     whole = [index for index in step.outputs if index < len(region.ours.values)]
-    after = {
-        region.ours.values[k].step.name for index in whole for k in region.ours.readers(index)
-    }
+    after = {region.ours.values[k].step.name for index in whole for k in region.ours.readers(index)}
     if plain in ("other", "alpha") and step.name in ADDITIONS and after & EPSILON_OPS:
         return "the epsilon"
     labels = {"other": "the constant", "self": "the base", "eps": "eps", "value": "the value"}

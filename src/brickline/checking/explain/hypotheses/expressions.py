@@ -55,11 +55,13 @@ def other_expressions(region: Region) -> Iterator[Trial]:
         return  # nothing is said by that
     if not _letters(ours) & _letters(theirs) and names:
         return
-    unlike = _letters(ours) - _letters(theirs)
-    if any(names[letter] in _own_weights(region) for letter in unlike) and (
+    mine, right = _letters(ours), _letters(theirs)
+    if not (mine <= right or right <= mine) and _skeleton(ours) != _skeleton(theirs):
+        return  # weights may be folded, and then other operations are no difference
+    if any(names[letter] in _own_weights(region) for letter in mine - right) and (
         _skeleton(ours) != _skeleton(theirs)
     ):
-        return  # weights may be folded, and then other operations are no difference
+        return
     with_names = ", ".join(f"{letter} {name}" for letter, name in names.items())
     where = f", with {with_names}" if names else ""
     words = f"it computes {ours} where the reference computes {theirs}{where}"

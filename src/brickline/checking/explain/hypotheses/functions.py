@@ -79,7 +79,7 @@ DUAL = {
 def other_functions(region: Region) -> Iterator[Trial]:
     """Yield the region with an elementwise function in the place of some operations."""
     for first, last, steps in _chains(region):
-        replaced = ", ".join(dict.fromkeys(op_words(step) for step in steps))
+        replaced = ", ".join(dict.fromkeys(_with_numbers(step) for step in steps[::-1]))
         for name, operations in _functions(region):
             program = _cut_out(region.program, first, last, operations)
             where = value_words_of(region, first)
@@ -168,12 +168,20 @@ def _functions(region: Region) -> Iterator[tuple[str, Operations]]:
     for step in region.reference_steps:
         given = [*step.args[1:], *step.kwargs.values()]
         if step.name in _ELEMENTWISE and not any(isinstance(leaf, Ref) for leaf in given):
-            name = op_words(step)
-            label = f"{name} ({', '.join(map(number_words, given))})" if given else name
+            label = _with_numbers(step)
             yield label, [operation(step.func, SELF, *step.args[1:], **step.kwargs)]
     near = sorted(FUNCTIONS, key=lambda name: not _is_among(FUNCTIONS[name], names))
     for name in near:
         yield name, FUNCTIONS[name]
+
+
+def _with_numbers(step: Step) -> str:
+    """Return an operation with the numbers that it is given."""
+    given = [
+        leaf for leaf in (*step.args, *step.kwargs.values()) if isinstance(leaf, int | float | str)
+    ]
+    name = op_words(step)
+    return f"{name} ({', '.join(map(number_words, given))})" if given else name
 
 
 def _is_among(operations: Operations, names: set[str]) -> bool:

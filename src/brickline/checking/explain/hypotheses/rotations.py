@@ -34,7 +34,8 @@ def other_rotations(region: Region) -> Iterator[Trial]:
             whole = region.ours.values[source].tensor
             for index, tensor in zip((one, second), _parts(whole, dim, other), strict=True):
                 program = _with_value(program, index, tensor)
-        words = f"it rotates {kind} against each other, where {other} belong"
+        verb = "rotates" if all(_is_rotated(region, pair) for pair in chosen) else "combines"
+        words = f"it {verb} {kind} with each other, where {other} belong"
         repair = {"kind": "rotation", "value": kind, "right": other}
         yield Trial(program, words, repair)
         for arranged in _rearranged(region, program):
@@ -57,6 +58,16 @@ def _pairs(region: Region) -> list[Pair]:
             if len(halved) == 1 and whole.numel() == 2 * shape.numel():
                 pairs.append((source, halved[0], several[0], several[1]))
     return pairs
+
+
+def _is_rotated(region: Region, pair: Pair) -> bool:
+    """Return whether both parts are multiplied twice, by a cosine and by a sine."""
+    readers = [region.program.readers(index) for index in pair[2:]]
+    return all(sum(step.name == "aten::mul" for step in several) > 1 for several in readers) or any(
+        step.name in ("aten::neg", "aten::view_as_complex")
+        for several in readers
+        for step in several
+    )
 
 
 def _kind(region: Region, pair: Pair) -> str | None:

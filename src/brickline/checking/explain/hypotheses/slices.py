@@ -11,6 +11,8 @@ Places = list["int | None"]
 MOST_SLICES = 4096
 DIFFER, DIFFERS = "differ", "differs"
 """In what is said of slices for whose difference there is no reason."""
+ROUNDED = 1e-6
+"""Part of the largest element by which float32 may round what was multiplied or moved."""
 FEW = 6
 """Places that are named one by one."""
 
@@ -149,12 +151,12 @@ def _fact(ours: Array, theirs: Array, dim: int, index: int, place: int | None) -
     if not right.any():
         return "is zero in the reference"
     factor = float(mine @ right) / float(right @ right)
-    if np.abs(mine - factor * right).max() <= 1e-9 * np.abs(right).max():
-        if abs(factor + 1) < 1e-9:
+    if np.abs(mine - factor * right).max() <= ROUNDED * np.abs(right).max():
+        if abs(factor + 1) < ROUNDED:
             return "has the other sign"
         return f"is {factor:.6g} times what it should be"
     offset = mine - right
-    if mine.size > 1 and np.ptp(offset) <= 1e-9 * np.abs(right).max():
+    if mine.size > 1 and np.ptp(offset) <= ROUNDED * np.abs(right).max():
         return f"is larger by {offset[0]:.6g}"
     gap = float(np.linalg.norm(mine - right) / np.linalg.norm(right))
     return f"{DIFFERS} by {gap:.2g} (relative L2)"
