@@ -10,9 +10,14 @@ from typing import Any
 import torch
 
 from brickline.checking.explain.cause import SECONDS, Cause, cause_of
+from brickline.checking.explain.program import REFUSALS
 from brickline.checking.explain.region import region_of
 from brickline.checking.explain.repro import ShownRegion, shown_region, write_region_repro
 from brickline.checking.logic.search import Cut, Search
+
+
+FAILURES = (*REFUSALS, KeyError, AssertionError, ArithmeticError)
+"""What a hypothesis raises that fits nothing that a region does."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,20 @@ def explained(search: Search, cut: Cut, seconds: float = SECONDS) -> Explanation
         cut: A value that is wrong and what belongs there.
         seconds: How long hypotheses are tried. Default 10.
     """
-    with torch.no_grad():
-        region = region_of(search, cut, time.monotonic() + seconds)
-        if region is None:
-            return Explanation()
-        cause = cause_of(region, cut)
-        region.end = float("inf")
-        shown = shown_region(region, cause)
+    try:
+        with torch.no_grad():
+            return _explained(search, cut, time.monotonic() + seconds)
+    except FAILURES:
+        return Explanation()  # the place is known all the same
+
+
+def _explained(search: Search, cut: Cut, end: float) -> Explanation:
+    region = region_of(search, cut, end)
+    if region is None:
+        return Explanation()
+    cause = cause_of(region, cut)
+    region.end = float("inf")
+    shown = shown_region(region, cause)
     if cause is None:
         return Explanation(shown=shown)
     return Explanation(cause.words, cause.repair, shown)
