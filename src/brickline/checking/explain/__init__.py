@@ -15,7 +15,6 @@ from brickline.checking.explain.region import region_of
 from brickline.checking.explain.repro import ShownRegion, shown_region, write_region_repro
 from brickline.checking.logic.search import Cut, Search
 
-
 FAILURES = (*REFUSALS, KeyError, AssertionError, ArithmeticError)
 """What a hypothesis raises that fits nothing that a region does."""
 
