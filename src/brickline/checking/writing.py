@@ -73,7 +73,7 @@ def report_of(
         repair=repair,
         verdicts=table,
         coverage=writer.coverage(failure),
-        unshown=tuple(_unshown(findings, failure)),
+        unshown=(*_unshown(findings, failure), *_open_calls(session)),
         noise_floor=None if shares is None else shares.floor,
         final_error=None if shares is None else shares.final,
         kernels_compared=len(table),
@@ -313,6 +313,12 @@ def _reason_of(fact: Fact) -> str | None:
 def _encloses(path: str | None, inner: str) -> bool:
     """Return whether one module lies inside another, by their paths."""
     return path is not None and path != inner and (not path or inner.startswith(f"{path}."))
+
+
+def _open_calls(session: Session) -> Iterator[str]:
+    """Yield what keeps calls from having been compared in float64."""
+    if any(call.logic is not None and call.logic.is_open for call in session.positions):
+        yield f"not shown either way: {logic_answer(session.positions)}"
 
 
 def _differs(call: Position) -> bool:

@@ -6,6 +6,7 @@ The headline says who, what and how sure, in the same words for checks, runs, tr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 
 from brickline.verdict.accepted_entries import size_of
@@ -71,7 +72,7 @@ def _guilty_line(facts: Facts) -> str:
         subject = f"{top.op} in {subject}"
     line = f"{subject} {_predicate(top)}"
     if top.source:
-        line += f" ({top.source})"
+        line += f" ({os.path.basename(top.source)})"
     share = percentage(top.share)
     if share:
         of = "gradients'" if top.direction == "backward" else "final"

@@ -9,6 +9,7 @@ tensors from outside are values that no operation made.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections import Counter
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+import brickline
 from brickline.checking.snapshot import holds_numbers
 from brickline.checking.stage import Stage, family_of
 from brickline.oracle.calls import written
@@ -442,7 +444,10 @@ def _geometry(tensor: torch.Tensor) -> Geometry:
     return int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride())
 
 
-_HIDDEN = ("/torch/", "/brickline/checking/", "/brickline/oracle/", "/brickline/adapters/")
+_HIDDEN = tuple(
+    os.path.dirname(file) + os.sep for file in (torch.__file__ or "", brickline.__file__ or "")
+)
+"""Where code lies that nobody wants to be shown."""
 
 
 def _source() -> tuple[str, int] | None:
@@ -450,7 +455,7 @@ def _source() -> tuple[str, int] | None:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _HIDDEN) and not name.startswith("<"):
+        if not name.startswith((*_HIDDEN, "<")):
             return name, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -46,6 +46,8 @@ FLOOR = 1e-12
 """Relative L2 up to which outputs are the same without further measuring."""
 MARGIN = 10.0
 """How often the measured noise a difference must be to be one."""
+OPEN = 8.0
+"""Roundoffs by which outputs of right code differ at the most for weights that are rounded."""
 TINY = 2.0**-52
 """By how much inputs are moved: float64's own rounding."""
 
@@ -64,6 +66,19 @@ class Logic:
     """Why nothing can be said."""
     values: tuple[KnownValues, KnownValues] | None = field(default=None, repr=False, compare=False)
     """All that both sides compute, where the functions are the same and somebody asked."""
+
+    roundoff: float = 0.0
+    """The larger one of what both sides round weights to."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rounding may explain a difference that is larger than rounding should be.
+
+        Where a weight has no counterpart, moving it by its rounding may turn a choice of experts,
+        and all that follows: then right and wrong code are not told apart.
+        """
+        error = 0.0 if self.error is None else self.error
+        return not self.differs and error > max(FLOOR, OPEN * self.roundoff)
 
     @property
     def limit(self) -> float:
@@ -132,7 +147,7 @@ def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
         _moved(side, places, before)
         for side, places, before in zip(sides, unshared, (ours, theirs), strict=True)
     )
-    found = Logic(error, noise)
+    found = Logic(error, noise, roundoff=max(map(roundoff_of, sides)))
     if not found.differs:
         return replace(found, values=known_values(*sides, unshared)) if wants_values else found
     if has_same_modules(*sides):
@@ -141,6 +156,12 @@ def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
         return Logic(error, noise, (FedModule("", error),))
     limit = max(FLOOR, MARGIN * noise)
     return Logic(error, noise, searched_modules(*sides, unshared, limit, idle))
+
+
+def roundoff_of(side: WideSide) -> float:
+    """Return the roundoff of the coarsest weight of a side; float32's where it has none."""
+    floating = [weight.dtype for weight in side.weights().values() if weight.is_floating_point()]
+    return max((torch.finfo(dtype).eps / 2 for dtype in floating), default=2.0**-24)
 
 
 def _idle(rerun: Rerun, inquiry: Inquiry) -> torch.Tensor | None:
