@@ -105,7 +105,7 @@ PICTURES: Mapping[str, Shot | Printed | Screen] = {
     "gallery": Shot(
         "gallery",
         "sliding_window.html",
-        ("why", "findings"),
+        ("why", "findings", "repair"),
         css="#findings .card + .card { display: none }",
     ),
     "is-it-rounding": Shot("is-it-rounding", "own_norm.html", ("findings",)),
