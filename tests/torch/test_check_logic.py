@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import brickline as bl
-from brickline.checking.logic.carrying import carried_weights, is_rounded
+from brickline.checking.logic.carrying import carried_weights
 from brickline.checking.logic.outputs import distance, largest_distance
+from brickline.checking.state.tensors import is_rounded
 from brickline.oracle.wide_calls.state import nudge
 
 pytestmark = pytest.mark.filterwarnings("ignore")

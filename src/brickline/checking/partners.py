@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from brickline.checking.forcing import perform
-from brickline.checking.logic.carrying import plain_name
 from brickline.checking.pairing import Pairing, pair_by_key
 from brickline.checking.recording import Recording
 from brickline.checking.segments import strangers_of
 from brickline.checking.sides import Call, Side
 from brickline.checking.snapshot import State
 from brickline.checking.stage import ARGUMENT, OUTPUT
+from brickline.checking.state.tensors import plain_name
 
 
 def partners_of(

@@ -48,6 +48,7 @@ class Session:
     def __init__(self, candidate: Any, reference: Any, *, progress: Progress | None = None) -> None:
         self.candidate = Side(candidate)
         self.reference = Side(in_dtype_of(reference, candidate))
+        self.reference.given = reference
         self.reference.adds_masks = is_for_another(candidate, self.reference.root)
         self.positions: list[Position] = []
         self.notes: list[str] = []

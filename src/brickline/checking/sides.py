@@ -19,6 +19,7 @@ from brickline.checking.masks import as_added
 from brickline.checking.performance import parameters_by_storage
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
 from brickline.checking.stage import Stage
+from brickline.checking.state.answer import StateAnswer
 from brickline.checking.weights import WeightMap
 from brickline.errors import UsageError
 from brickline.oracle.widen import is_narrow
@@ -153,6 +154,10 @@ class Side:
         self.parameters = parameters_by_storage(root)
         self.weights: WeightMap | None = None
         """Whose weights these are on the other side, once that was asked."""
+        self.given: Any = None
+        """The same before its weights were rounded, where they were."""
+        self.state: StateAnswer | None = None
+        """How its weights compare with the other side's, once that was asked."""
         self.entry: Callable[[Any], Any] | None = None
         """What runs the root, where it is not called itself."""
         self.left = WideMemory()

@@ -39,7 +39,7 @@ from brickline.verdict import (
 
 WATCHED = 5
 """How many values above the clean limit are listed as findings."""
-STATE = Answer.not_asked("weights are compared through what is computed with them")
+STATE = Answer.not_asked("no call of both sides was compared in float64")
 
 Explain: TypeAlias = Callable[[tuple[Finding, ...]], tuple[Finding, ...]]
 
@@ -61,13 +61,14 @@ def report_of(
     if shares is None:
         shares = next((each.shares for each in session.positions if each.shares), None)
     circumstances = session.said()
+    state = session.candidate.state
     if IDLE in circumstances and not any(finding.is_guilty for finding in findings):
         shares = None  # measured over queries that have no answer, too
     report = DivergenceReport(
         candidate=session.candidate.stage.name,
         reference=session.reference.stage.name,
         findings=findings,
-        state=STATE,
+        state=STATE if state is None else Answer(line=state.line),
         logic=logic_answer(session.positions),
         arithmetic=arithmetic_answer(table, CULPRIT_LIMIT, CLEARED),
         repair=repair,

@@ -16,15 +16,13 @@ import torch
 
 from brickline.align.pieces import Pieces
 from brickline.checking.execution.wide_memory import WideMemory
-from brickline.checking.snapshot import tensors_in
+from brickline.checking.state.tensors import held_tensors, is_equal, is_rounded, named_tensors
 from brickline.oracle.wide_calls.state import nudge
 
 FLOAT32 = 2.0**-24
 """Roundoff of the dtype in which tables are made."""
 MOSTLY = 0.5
 """Share of a tensor from which on it is meant to be the other side's."""
-SLACK = 1.001
-"""A rounding to nearest, and the rounding of the quotient that measures it."""
 
 
 @contextmanager
@@ -49,43 +47,6 @@ def carried_weights(candidate: Any, reference: Any) -> Iterator[None]:
     finally:
         for theirs, data in kept:
             theirs.data = data
-
-
-def named_tensors(root: Any) -> dict[str, torch.Tensor]:
-    """Return the floating-point parameters and buffers of a module, by its own names."""
-    if not isinstance(root, torch.nn.Module):
-        return {}
-    return {
-        plain_name(name): tensor
-        for name, tensor in (*root.named_parameters(), *root.named_buffers())
-        if tensor.dtype.is_floating_point
-    }
-
-
-def plain_name(path: str) -> str:
-    """Return the path of a module or tensor without what torch.compile puts in between."""
-    return ".".join(part for part in path.split(".") if part != "_orig_mod")
-
-
-def is_rounded(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Return whether two tensors differ, and by no more than one rounding of each element."""
-    if ours.shape != theirs.shape or not ours.numel():
-        return False
-    if ours.layout is not torch.strided or theirs.layout is not torch.strided:
-        return False
-    if not (ours.dtype.is_floating_point and theirs.dtype.is_floating_point):
-        return False
-    if is_equal(ours, theirs):
-        return False
-    coarse = max(torch.finfo(ours.dtype).eps, torch.finfo(theirs.dtype).eps) / 2
-    one, two = ours.double(), theirs.to(ours.device).double()
-    return bool(((one - two).abs() <= SLACK * coarse * torch.maximum(one.abs(), two.abs())).all())
-
-
-def is_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Return whether two tensors are the same to the bit."""
-    same = ours.dtype == theirs.dtype and ours.shape == theirs.shape
-    return bool(same and torch.equal(ours, theirs.to(ours.device)))
 
 
 # --- what is not shared
@@ -123,24 +84,6 @@ def _elements(tensor: torch.Tensor) -> np.ndarray:
     plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     elements: np.ndarray = plain.double().cpu().numpy()
     return elements
-
-
-def held_tensors(root: Any) -> dict[str, torch.Tensor]:
-    """Return all floating-point and complex tensors that a module holds, plain ones included."""
-    if not isinstance(root, torch.nn.Module):
-        return {}
-    found = dict(root.named_parameters())
-    for path, module in root.named_modules():
-        for name, value in (*module._buffers.items(), *vars(module).items()):
-            if name.startswith("_") and name in vars(torch.nn.Module()):
-                continue
-            for place, tensor in () if isinstance(value, torch.nn.Module) else tensors_in(value):
-                found.setdefault(f"{path}.{name}{place}" if path else f"{name}{place}", tensor)
-    return {
-        plain_name(name): tensor
-        for name, tensor in found.items()
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    }
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from brickline.checking.logic.carrying import is_equal
+from brickline.checking.state.tensors import is_equal
 
 MOST_ROWS = 4
 """Rows of a tensor that are named one by one."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from brickline.checking.explain.repro import ShownRegion
-from brickline.checking.logic.carrying import plain_name
 from brickline.checking.logic.causes import Trial, trials
 from brickline.checking.logic.outputs import largest_distance, outputs_of
 from brickline.checking.logic.wide_sides import WideSide
 from brickline.checking.snapshot import RandomState, snapshot, tensors_in
+from brickline.checking.state.tensors import plain_name
 from brickline.oracle.wide_calls.state import held_wide
 from brickline.oracle.widen import Widened, is_out_of_memory
 
@@ -88,8 +88,8 @@ def fed_modules(
         idle: Which tokens of a batch have no answer. Default None: all have one.
     """
 
-    def error_of(fed: _Fed, trial: Trial | None = None) -> float | None:
-        output = _output(candidate, ours[fed.name], fed, trial)
+    def error_of(fed: _Fed, trial: Trial | None = None, side: WideSide = candidate) -> float | None:
+        output = _output(side, ours[fed.name], fed, trial)
         if isinstance(output, _Refused):
             return None
         return largest_distance(outputs_of(output), outputs_of(fed.output), idle)
@@ -106,7 +106,7 @@ def fed_modules(
             continue  # what it puts out tells of that part
         parts = [other.name for other in found if _is_inside(other.name, fed.name)]
         with _exchanged(ours, theirs, parts):
-            error = error_of(fed)
+            error = error_of(fed, side=_carrying(candidate, reference, parts))
         if error is None:
             refused.append(fed.name)
         elif error > limit:
@@ -130,6 +130,17 @@ def _exchanged(ours: Modules, theirs: Modules, names: list[str]) -> Iterator[Non
     finally:
         for module, name, own in kept:
             module._modules[name] = own
+
+
+def _carrying(candidate: WideSide, reference: WideSide, names: list[str]) -> WideSide:
+    """Return the candidate with what both sides compute with, where some modules are exchanged."""
+
+    def is_theirs(tensor: str) -> bool:
+        return any(name and tensor.startswith(f"{name}.") for name in names)
+
+    kept = {name: each for name, each in candidate.carried.items() if not is_theirs(name)}
+    theirs = {name: each for name, each in reference.carried.items() if is_theirs(name)}
+    return replace(candidate, carried=kept | theirs)
 
 
 def _both(candidate: Any, reference: Any) -> tuple[Modules, Modules]:

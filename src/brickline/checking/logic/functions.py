@@ -35,11 +35,16 @@ from brickline.checking.logic.searching import known_values, searched_modules
 from brickline.checking.logic.wide_sides import (
     WideSide,
     candidate_side,
+    carry,
     left_by,
     reference_side,
 )
 from brickline.checking.masks import idle_queries, is_of_transformers
 from brickline.checking.snapshot import RandomState, State
+from brickline.checking.state.answer import StateAnswer
+from brickline.checking.state.effective import holds_codes, quantised
+from brickline.checking.state.question import ask_state
+from brickline.checking.state.tensors import changed_tensors
 from brickline.oracle.wide_calls.state import nudge
 
 FLOOR = 1e-12
@@ -126,8 +131,10 @@ def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
     if any(side.side.stage.elsewhere for side in sides):
         return Logic(problem="some modules run on other threads, where nothing can be widened")
     native = {} if rerun.left is None else rerun.left
-    ours = outputs_of(sides[0].run(native=native))
     own = left_by(sides[1].root, (), {}, None) if inquiry.left is None else inquiry.left
+    state = _state(rerun, inquiry, sides[0])
+    carry(*sides, state)
+    ours = outputs_of(sides[0].run(native=native))
     theirs = outputs_of(sides[1].run(native=own))
     if not paired(ours, theirs):
         return Logic(problem="the outputs of both sides have no tensors in common")
@@ -138,8 +145,8 @@ def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
     if error <= FLOOR and not wants_values:
         return Logic(error)
     unshared = [
-        unshared_tensors(side.root, other.root, side.left)
-        for side, other in zip(sides, sides[::-1], strict=True)
+        _less(unshared_tensors(side.root, other.root, side.left), settled)
+        for side, other, settled in zip(sides, sides[::-1], state.settled, strict=True)
     ]
     if error <= FLOOR:
         return Logic(error, values=known_values(*sides, unshared))
@@ -162,6 +169,25 @@ def roundoff_of(side: WideSide) -> float:
     """Return the roundoff of the coarsest weight of a side; float32's where it has none."""
     floating = [weight.dtype for weight in side.weights().values() if weight.is_floating_point()]
     return max((torch.finfo(dtype).eps / 2 for dtype in floating), default=2.0**-24)
+
+
+def _state(rerun: Rerun, inquiry: Inquiry, candidate: WideSide) -> StateAnswer:
+    """Return what is known of both sides' tensors; they are looked at once."""
+    if rerun.side.state is None:
+        root, reference = rerun.side.root, inquiry.reference
+        kept = (
+            changed_tensors(root, rerun.before),
+            changed_tensors(reference.root, inquiry.state),
+        )
+        state = ask_state(root, reference.root, reference.given, kept=kept)
+        if holds_codes(root):
+            state = state.also(*quantised(candidate.tape(), reference.root, reference.given))
+        rerun.side.state = state
+    return rerun.side.state
+
+
+def _less(unshared: dict[str, float], settled: frozenset[str]) -> dict[str, float]:
+    return {name: roundoff for name, roundoff in unshared.items() if name not in settled}
 
 
 def _idle(rerun: Rerun, inquiry: Inquiry) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from brickline.checking.logic.outputs import largest_distance
 from brickline.checking.logic.search import Cut, Search
 from brickline.checking.logic.wide_sides import WideSide
 from brickline.checking.stage import family_of
+from brickline.checking.state.tensors import plain_name
 from brickline.oracle.wide_calls.state import nudge
 
 TINY = 2.0**-52
@@ -127,7 +128,11 @@ def make_search(
         return candidate.tape(replaced=elements)
 
     outputs = _paired(ours.tape, theirs.tape)
-    return Search(ours, theirs, outputs, distance, limit, rerun, candidate.weights())
+    weights = {
+        name: candidate.carried.get(plain_name(name), weight)
+        for name, weight in candidate.weights().items()
+    }
+    return Search(ours, theirs, outputs, distance, limit, rerun, weights)
 
 
 def _moved(side: WideSide, places: Mapping[str, float]) -> Tape:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ from brickline.checking.snapshot import (
     snapshot,
     tensors_in,
 )
+from brickline.checking.state.answer import StateAnswer
+from brickline.checking.state.carrying import carried_values, holding
+from brickline.checking.state.tensors import held_tensors
 from brickline.oracle.wide_calls.state import held_wide, wide_constants
 from brickline.oracle.widen import is_narrow
 
@@ -47,6 +50,8 @@ class WideSide:
     """What earlier calls of this side left behind."""
     passed: WideMemory
     """What earlier calls of the candidate left, and may be among the arguments."""
+    carried: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What it computes with in place of its own tensors."""
 
     @property
     def root(self) -> Any:
@@ -135,7 +140,8 @@ class WideSide:
         """Put the side into the state in which the call began, wide."""
         self.before.restore()
         self.dice.restore()
-        with torch.no_grad(), held_wide(_kept(self.root), self.left.widened), wide_constants():
+        wide = held_wide(_kept(self.root), self.left.widened)
+        with torch.no_grad(), wide, holding(self.root, self.carried), wide_constants():
             yield
 
 
@@ -183,3 +189,29 @@ def reference_side(inquiry: Inquiry, left: WideMemory, passed: WideMemory) -> Wi
     dice = inquiry.call.dice or RandomState()
     run = inquiry.reference.run
     return WideSide(inquiry.reference, inquiry.call, inquiry.state, dice, run, left, passed)
+
+
+def carry(candidate: WideSide, reference: WideSide, answer: StateAnswer) -> None:
+    """Let both sides compute with one set of weights from now on.
+
+    What earlier calls left behind stays as they left it.
+    """
+    if not (answer.candidate or answer.reference or answer.effective):
+        return
+    left = [_left_names(side) for side in (candidate, reference)]
+    with reference.ready():
+        theirs = held_tensors(reference.root)
+        candidate.before.restore()
+        ours = held_tensors(candidate.root)
+        mine = {name: each for name, each in answer.candidate.items() if name not in left[0]}
+        candidate.carried.update(carried_values(ours, theirs, mine))
+        ours |= candidate.carried
+        others = {name: each for name, each in answer.reference.items() if name not in left[1]}
+        reference.carried.update(carried_values(theirs, ours, others))
+        reference.carried.update(answer.effective)
+
+
+def _left_names(side: WideSide) -> set[str]:
+    """Return the tensors of a side that earlier calls left."""
+    side.before.restore()
+    return {name for name, tensor in held_tensors(side.root).items() if side.left.knows(tensor)}
