@@ -21,6 +21,7 @@ MISSING = ("not on PATH", "on the PATH", "not installed")
 TESTS = Path(__file__).parent
 LONG_FILES = (
     "torch/test_examples.py",
+    "torch/test_gallery.py",
     "torch/test_how_to.py",
     "cpu/test_kill.py",
     "null/test_docs_examples.py",

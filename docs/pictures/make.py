@@ -3,9 +3,10 @@
 python docs/pictures/make.py               # all of them; `make pictures` does this
 python docs/pictures/make.py top regression
 
-A how-to page is followed in a folder of its own, exactly as its test follows it, and a picture is
-taken of what its commands write or print. Pages are shown by Chromium, in light and in dark;
-terminals are drawn by rich and textual. Where the folder lies is left out of what is printed.
+A how-to page, or the README of an example, is followed in a folder of its own, exactly as its test
+follows it, and a picture is taken of what its commands write or print. Pages are shown by Chromium,
+in light and in dark; terminals are drawn by rich and textual. Where the folder lies is left out of
+what is printed.
 
 A picture's name is its file's: `NAME-light.png` and `NAME-dark.png`, or `NAME.svg`.
 """
@@ -17,6 +18,7 @@ import asyncio
 import io
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
+EXAMPLES = ROOT / "examples"
 THEMES = ("light", "dark")
 COMMON = 64
 """Colours of a PNG that stay exactly as they are; the 192 others stand for what is near them."""
@@ -53,6 +56,7 @@ class Shot:
     """Parts of a page that a how-to writes."""
 
     how_to: str
+    """Its name, or that of an example."""
     html: str
     parts: tuple[str, ...]
     """Ids of the sections that are shown."""
@@ -96,6 +100,12 @@ PICTURES: Mapping[str, Shot | Printed | Screen] = {
         "different-text",
         "port.html",
         ("why", "findings"),
+        css="#findings .card + .card { display: none }",
+    ),
+    "gallery": Shot(
+        "gallery",
+        "sliding_window.html",
+        ("why", "findings", "repair"),
         css="#findings .card + .card { display: none }",
     ),
     "is-it-rounding": Shot("is-it-rounding", "own_norm.html", ("findings",)),
@@ -152,7 +162,11 @@ def _follow(how_to: str, directory: Path, printed: Mapping[str, Printed]) -> Non
 
     print(f"following {how_to}", flush=True)
     environment = page_environment(directory.parent)
-    follow(HOW_TO / f"{how_to}.md", directory, environment, runner=runner, compare=False)
+    page = HOW_TO / f"{how_to}.md"
+    if not page.is_file():
+        page = EXAMPLES / how_to / "README.md"
+        shutil.copytree(page.parent, directory, dirs_exist_ok=True)
+    follow(page, directory, environment, runner=runner, compare=False)
     for file, svg in drawn.items():
         _keep(file, svg.encode())
 

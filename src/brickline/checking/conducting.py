@@ -15,6 +15,7 @@ from brickline.checking.alone import check_alone
 from brickline.checking.backward_evidence import with_weights
 from brickline.checking.causes import explain
 from brickline.checking.evidence import Evidence
+from brickline.checking.explain import ShownRegion, write_region_repro
 from brickline.checking.kernels import as_callable
 from brickline.checking.plans import PlanModule, held_by_reference
 from brickline.checking.repro import write_repro
@@ -81,9 +82,9 @@ def _against(
         raise
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = error
-    named = _named_evidence(session)
+    named, regions = _named_evidence(session), _named_regions(session)
     return report_of(
-        session, failure, lambda findings: _explained(findings, named, repro, progress)
+        session, failure, lambda findings: _explained(findings, named, regions, repro, progress)
     )
 
 
@@ -95,6 +96,17 @@ def _named_evidence(session: Session) -> dict[tuple[str, str], Evidence]:
         if known.evidence is not None:
             named[display(path), "backward"] = known.evidence
     return named
+
+
+def _named_regions(session: Session) -> dict[str, ShownRegion]:
+    """Return the operations that compute something else, by the findings' names."""
+    display = session.candidate.stage.display
+    return {
+        display(module.name): module.shown
+        for position in reversed(session.positions)
+        for module in (() if position.logic is None else position.logic.modules)
+        if module.shown is not None
+    }
 
 
 def _need_weights(role: str, side: Any) -> None:
@@ -110,6 +122,7 @@ def _need_weights(role: str, side: Any) -> None:
 def _explained(
     findings: tuple[Finding, ...],
     evidence: dict[tuple[str, str], Evidence],
+    regions: dict[str, ShownRegion],
     repro: Any,
     progress: Progress | None,
 ) -> tuple[Finding, ...]:
@@ -117,6 +130,12 @@ def _explained(
     directory = _Directory(repro)
     for number, finding in enumerate(findings):
         kept = evidence.get((finding.name, finding.direction))
+        region = regions.get(finding.name) if finding.direction == "forward" else None
+        if region is not None and "float64_output_error" in finding.evidence:
+            if number < WRITTEN and repro is not False:
+                finding = _with_region(finding, region, directory)
+            made.append(finding)
+            continue
         if kept is None or finding.verdict not in GUILTY or number >= EXPLAINED:
             made.append(finding)
             continue
@@ -148,6 +167,13 @@ def _with_repro(finding: Finding, evidence: Evidence, directory: _Directory) -> 
     if made.path is None:
         return replace(finding, reason=f"no repro: {made.reason}")
     return replace(finding, repro=str(made.path))
+
+
+def _with_region(finding: Finding, region: ShownRegion, directory: _Directory) -> Finding:
+    written = write_region_repro(region, finding.name, directory.path())
+    if written.path is None:
+        return replace(finding, reason=finding.reason or f"no repro: {written.reason}")
+    return replace(finding, repro=str(written.path))
 
 
 class _Directory:

@@ -43,7 +43,8 @@ from brickline.checking.residual import dense, residual_of
 
 EMBEDDED_BYTES = 1 << 20
 """Data above this lies beside the script."""
-_MOST_BYTES = 1 << 31
+MOST_BYTES = 1 << 31
+"""Data of a repro, at the most."""
 _MOST_ROWS = 8
 """Rows that a cut keeps: the worst ones."""
 
@@ -283,10 +284,10 @@ def _proven(
 ) -> Path:
     """Write the script and its data; keep them only if a fresh process fails as this one did."""
     payload = _payload(evidence, recipe)
-    if len(payload) > _MOST_BYTES:
+    if len(payload) > MOST_BYTES:
         raise Refused(f"its data would take {len(payload) / 2**30:.1f} GiB")
     directory.mkdir(parents=True, exist_ok=True)
-    path = _free_path(directory, evidence.name)
+    path = free_path(directory, evidence.name)
     inside = len(payload) <= EMBEDDED_BYTES
     beside = path.with_suffix(".pt")
     script = _script(evidence, recipe, z)
@@ -294,9 +295,9 @@ def _proven(
     try:
         if not inside:
             written.append(beside)
-            _write_private(beside, payload)
+            write_private(beside, payload)
         text = script.text(payload if inside else None, None if inside else beside.name)
-        _write_private(path, text.encode("utf-8"))
+        write_private(path, text.encode("utf-8"))
         _prove(path, timeout)
     except BaseException:
         for each in written:
@@ -372,7 +373,8 @@ def _flushes_denormals() -> bool:
     return float(torch.tensor([1e-39]).mul(1.0)) == 0.0
 
 
-def _free_path(directory: Path, name: str) -> Path:
+def free_path(directory: Path, name: str) -> Path:
+    """Return a path for the script of a module that neither it nor its data have taken."""
     stem = "repro_" + (re.sub(r"[^\w.-]+", "_", name).strip("._") or "op")[:80].replace(".", "_")
     path = directory / f"{stem}.py"
     number = 2
@@ -382,7 +384,8 @@ def _free_path(directory: Path, name: str) -> Path:
     return path
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -390,6 +393,17 @@ def _write_private(path: Path, content: bytes) -> None:
 
 def _prove(path: Path, timeout: float) -> None:
     """Run the script in a fresh process; return only if it runs and fails."""
+    status, said = run_script(path, timeout)
+    if status == 1 and said and said[-1] == "FAILS":
+        return
+    if status == 0:
+        raise Refused("it does not fail in a fresh process, so it depends on more than its inputs")
+    last = said[-1] if said else f"exit status {status}"
+    raise Refused(f"it cannot run in a fresh process: {last}")
+
+
+def run_script(path: Path, timeout: float) -> tuple[int, list[str]]:
+    """Run a script in a fresh process; return its exit status and the lines that it printed."""
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", str(path.resolve())],
@@ -408,13 +422,7 @@ def _prove(path: Path, timeout: float) -> None:
             _end(process)
             raise
         out.seek(0)
-        said = out.read().decode("utf-8", "replace").strip().splitlines()
-    if status == 1 and said and said[-1] == "FAILS":
-        return
-    if status == 0:
-        raise Refused("it does not fail in a fresh process, so it depends on more than its inputs")
-    last = said[-1] if said else f"exit status {status}"
-    raise Refused(f"it cannot run in a fresh process: {last}")
+        return status, out.read().decode("utf-8", "replace").strip().splitlines()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

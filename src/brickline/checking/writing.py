@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -55,7 +55,7 @@ def report_of(
         explain: Adds causes and repros to findings.
     """
     writer = _Writer(session)
-    findings = explain(tuple(writer.findings()))
+    findings, repair = _with_repair(explain(tuple(writer.findings())))
     table = writer.table()
     shares = next((each.shares for each in session.positions if each.culprits), None)
     if shares is None:
@@ -71,6 +71,7 @@ def report_of(
         state=STATE if state is None else Answer(line=state.line),
         logic=logic_answer(session.positions),
         arithmetic=arithmetic_answer(table, CULPRIT_LIMIT, CLEARED),
+        repair=repair,
         verdicts=table,
         coverage=writer.coverage(failure),
         unshown=(*_unshown(findings, failure), *_open_calls(session)),
@@ -80,6 +81,20 @@ def report_of(
         circumstances=circumstances,
     )
     return replace(report, whys=tuple(evidence_lines(report)))
+
+
+def _with_repair(
+    findings: Sequence[Finding],
+) -> tuple[tuple[Finding, ...], Mapping[str, Any] | None]:
+    """Take the repair of the first finding that has one out of its evidence: it is the report's."""
+    made = list(findings)
+    for number, finding in enumerate(findings):
+        evidence = dict(finding.evidence)
+        repair = evidence.pop("repair", None)
+        if repair is not None:
+            made[number] = replace(finding, evidence=evidence)
+            return tuple(made), repair
+    return tuple(made), None
 
 
 def _unshown(findings: Iterable[Finding], failure: BaseException | None) -> Iterator[str]:

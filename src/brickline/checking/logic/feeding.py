@@ -6,13 +6,14 @@ reference's, so that no error of an earlier one reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from brickline.checking.explain.repro import ShownRegion
 from brickline.checking.logic.causes import Trial, trials
 from brickline.checking.logic.outputs import largest_distance, outputs_of
 from brickline.checking.logic.wide_sides import WideSide
@@ -47,6 +48,10 @@ class FedModule:
     """Part of the final difference that went away when it was repaired, in float64."""
     reason: str = "fed what its counterpart was given, it puts out something else in float64"
     """What showed it."""
+    repair: Mapping[str, Any] | None = None
+    """The cause as data: its kind, where it is, and what belongs there."""
+    shown: ShownRegion | None = None
+    """The operations that are wrong, for a repro."""
 
 
 @dataclass(frozen=True)

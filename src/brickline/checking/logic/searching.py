@@ -9,6 +9,7 @@ import torch
 
 from brickline.align.equality import comparable
 from brickline.checking.execution.tape import Tape
+from brickline.checking.explain import explained
 from brickline.checking.logic.carrying import nudged
 from brickline.checking.logic.feeding import FedModule
 from brickline.checking.logic.known_values import KnownValues
@@ -52,16 +53,20 @@ def searched_modules(
         if len(names) > MOST_ALTERNATIVES or any(name in found for name in names):
             continue
         first = several[0]
+        explanation = explained(search, first)
         partner = search.theirs.values[first.partner]
         found[names[0]] = FedModule(
             names[0],
             _distance(search, first),
+            cause=explanation.words,
             alternatives=names[1:],
             source=blamed.source,
             counterpart=reference.side.stage.display(partner.step.frame.path),
             members=_members(search, several, names[0]),
-            share=sum(search.share(cut) for cut in several),
+            share=min(1.0, sum(search.share(cut) for cut in several)),
             reason=HANDED if blamed.handed else COMPUTED,
+            repair=explanation.repair,
+            shown=explanation.shown,
         )
     return tuple(sorted(found.values(), key=lambda module: -(module.share or 0.0)))
 

@@ -48,7 +48,7 @@ def logic_findings(
                 reference_name=display(fed.name) if fed.counterpart is None else fed.counterpart,
                 members=tuple(display(path) for path in fed.members),
                 reason=fed.reason,
-                evidence=evidence,
+                evidence=evidence if fed.repair is None else {**evidence, "repair": fed.repair},
             )
             for fed in logic.modules
         ]

@@ -1,0 +1,1 @@
+"""Hypotheses about what is wrong with a region, one family in each module."""
