@@ -5,7 +5,7 @@ Values keep the numbers that they have on the tape; those of inserted operations
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,36 @@ FRESH = 1_000_000_000
 """The first number of a value that no tape has."""
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError)
 """What an operation raises where it does not take its arguments."""
+
+TRUSTING = (
+    "aten::native_",
+    "aten::_native_",
+    "aten::im2col",
+    "aten::col2im",
+    "aten::unfold",
+    "aten::as_strided",
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::_cdist",
+    "aten::_fft",
+    "aten::_thnn",
+    "aten::_embedding_bag",
+    "aten::_scaled_dot",
+    "aten::avg_pool",
+    "aten::max_pool",
+    "aten::upsample",
+    "aten::grid_sampler",
+    "aten::scatter",
+    "aten::index_put",
+    "aten::_index_put",
+    "aten::put",
+    "aten::repeat_interleave",
+)
+"""How operations begin that rely on the sizes and whole numbers they are given.
+
+With others some of them read and write beyond their tensors. So they run as they did, and no other
+way.
+"""
 
 Tensors = Mapping[int, torch.Tensor]
 
@@ -71,7 +101,8 @@ class Program:
             torch.set_default_dtype(before)
 
     def _run(self, base: Program | None, known: Tensors | None) -> Tensors:
-        run = _Run(dict(self.inputs))
+        sizes = None if base is None or known is None else base.sizes(known)
+        run = _Run(dict(self.inputs), sizes)
         unchanged = set() if base is None else set(base.steps)
         for step in self.steps:
             if step in unchanged and known is not None and self._is_known(step, run, known):
@@ -79,6 +110,10 @@ class Program:
             else:
                 run.execute(step)
         return run.values
+
+    def sizes(self, known: Tensors) -> frozenset[Hashable]:
+        """Return with which sizes and whole numbers operations ran that rely on them."""
+        return frozenset(_sizes(step, known) for step in self.steps if _is_trusting(step))
 
     @staticmethod
     def _is_known(step: Step, run: _Run, known: Tensors) -> bool:
@@ -188,13 +223,33 @@ class Program:
         return Frame("", 0, None, 0) if near is None else near.frame
 
 
+def _is_trusting(step: Step) -> bool:
+    return step.name.startswith(TRUSTING)
+
+
+def _sizes(step: Step, values: Tensors) -> Hashable:
+    """Return the shapes and whole numbers that an operation is given."""
+    leaves = tree_leaves((step.args, step.kwargs))
+    return step.name, tuple(
+        tuple(values[leaf.index].shape) if isinstance(leaf, Ref) else repr(leaf)
+        for leaf in leaves
+        if isinstance(leaf, Ref | int | bool)
+    )
+
+
 class _Run(Replay):
     """Runs steps one after the other on what is known."""
 
-    def __init__(self, values: dict[int, torch.Tensor]) -> None:
+    def __init__(
+        self, values: dict[int, torch.Tensor], sizes: frozenset[Hashable] | None = None
+    ) -> None:
         self.values = values
+        self._sizes = sizes
 
     def execute(self, step: Step) -> None:
+        strange = self._sizes is not None and _is_trusting(step)
+        if strange and _sizes(step, self.values) not in (self._sizes or ()):
+            raise ValueError(f"{step.name} is not run with sizes that it did not have")
         results = self._again(step)
         self.values.update(zip(step.outputs, results, strict=True))
 

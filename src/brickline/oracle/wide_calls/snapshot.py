@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
-_REFUSALS = (TypeError, AttributeError, ValueError, RuntimeError, OSError, copy.Error)
+from brickline.errors import BricklineError
+
+_REFUSALS = (
+    TypeError,
+    AttributeError,
+    ValueError,
+    RuntimeError,
+    OSError,
+    copy.Error,
+    BricklineError,
+)
 """What an object may raise that does not want to be copied: it is shared."""
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
