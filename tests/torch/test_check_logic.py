@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import brickline as bl
+from brickline.checking.execution.tape import check_indices
 from brickline.checking.logic.carrying import carried_weights
 from brickline.checking.logic.outputs import distance, largest_distance
 from brickline.checking.state.tensors import is_rounded
@@ -386,3 +387,22 @@ def test_a_whole_is_not_named_for_parts_that_there_was_no_room_for(
     report = bl.check(candidate, x(512).bfloat16(), reference=reference, repro=False)
     assert report.status == "inconclusive"
     assert "compute different functions" in report.headline
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("aten::embedding", (torch.zeros(4, 2), torch.tensor([0, 4]))),
+        ("aten::index", (torch.zeros(4, 2), [None, torch.tensor([2])])),
+        ("aten::gather", (torch.zeros(4, 2), 1, torch.tensor([[-3]]))),
+    ],
+)
+def test_places_outside_a_table_are_refused_before_they_are_read(name: str, args: Any) -> None:
+    with pytest.raises(IndexError, match=name):
+        check_indices(name, args)
+
+
+def test_places_inside_a_table_are_read() -> None:
+    check_indices("aten::embedding", (torch.zeros(4, 2), torch.tensor([0, 3])))
+    check_indices("aten::index", (torch.zeros(4, 2), [None, torch.tensor([True, False])]))
+    check_indices("aten::gather", (torch.zeros(4, 2), 1, torch.tensor([[-2, 1]])))

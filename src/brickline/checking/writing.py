@@ -253,6 +253,8 @@ class _Writer:
             notes += position.unshown
             if position.problem:
                 notes.append(f"call {position.number}: {position.problem}")
+            if position.logic is not None and position.logic.unexplained is not None:
+                notes.append(f"call {position.number}: {position.logic.unexplained}")
         if not positions and failure is None:
             notes.append("the candidate was never called; call it in drive=, or give arguments")
         if self.session.unobserved:

@@ -463,6 +463,42 @@ def _source() -> tuple[str, int] | None:
 
 # --- computing again
 
+REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError)
+"""What an operation raises where it does not take what was put in the place of its arguments."""
+INDEXED = {
+    "aten::embedding": (0, 1, 0),
+    "aten::index_select": (0, 2, None),
+    "aten::gather": (0, 2, None),
+    "aten::scatter": (0, 2, None),
+    "aten::scatter_add": (0, 2, None),
+    "aten::index_add": (0, 2, None),
+    "aten::index_copy": (0, 2, None),
+}
+"""Operations that look elements up: which argument holds them, which says where, along which of its
+dimensions; None: that is the argument in between."""
+
+
+def check_indices(name: str, args: tuple[Any, ...]) -> None:
+    """Refuse places that a table does not have: on a GPU looking there ends the process.
+
+    Raises:
+        IndexError: One of them is outside.
+    """
+    pairs: list[tuple[torch.Tensor, int]] = []
+    if name == "aten::index":
+        pairs = [
+            (places, args[0].shape[dim])
+            for dim, places in enumerate(args[1])
+            if places is not None and places.dtype is not torch.bool
+        ]
+    elif name.rstrip("_") in INDEXED:
+        table, where, dim = INDEXED[name.rstrip("_")]
+        size = args[table].shape[args[1] if dim is None else dim]
+        pairs = [(args[where], size)]
+    for places, size in pairs:
+        if places.numel() and not -size <= int(places.min()) <= int(places.max()) < size:
+            raise IndexError(f"{name}: places up to {int(places.max())} of {size}")
+
 
 class Replay:
     """Values of a tape after some of them were replaced; computed when they are asked for."""
@@ -535,6 +571,7 @@ class Replay:
             return clones.setdefault(leaf.index, tensor.clone())
 
         args, kwargs = tree_map(tensor_of, (step.args, step.kwargs))
+        check_indices(step.name, args)
         result = Widened().execute(step.func, args, kwargs)
         flat = [
             leaf

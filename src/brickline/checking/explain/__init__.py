@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from brickline.checking.execution.tape import REFUSALS
 from brickline.checking.explain.cause import SECONDS, Cause, cause_of
-from brickline.checking.explain.program import REFUSALS
 from brickline.checking.explain.region import region_of
 from brickline.checking.explain.repro import ShownRegion, shown_region, write_region_repro
 from brickline.checking.logic.search import Cut, Search

@@ -16,8 +16,6 @@ from brickline.checking.execution.tape import READ, Frame, Ref, Replay, Step, Va
 
 FRESH = 1_000_000_000
 """The first number of a value that no tape has."""
-REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError)
-"""What an operation raises where it does not take its arguments."""
 
 TRUSTING = (
     "aten::native_",

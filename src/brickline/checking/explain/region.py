@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from brickline.align.equality import CLIPPED, comparable, is_informative
 from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
-from brickline.checking.execution.tape import Step, flat_of, shaped
+from brickline.checking.execution.tape import REFUSALS, Step, flat_of, shaped
 from brickline.checking.explain.program import (
     LAST,
-    REFUSALS,
     SELF,
     Program,
     operation,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from brickline.checking.execution.tape import REFUSALS
 from brickline.checking.explain.cause import Cause
-from brickline.checking.explain.program import REFUSALS, Program
+from brickline.checking.explain.program import Program
 from brickline.checking.explain.region import OutOfTimeError, Region
 from brickline.checking.explain.script import script
 from brickline.checking.repro import MOST_BYTES, Repro, free_path, run_script, write_private

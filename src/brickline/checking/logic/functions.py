@@ -31,7 +31,7 @@ from brickline.checking.logic.feeding import (
 )
 from brickline.checking.logic.known_values import KnownValues
 from brickline.checking.logic.outputs import largest_distance, outputs_of, paired
-from brickline.checking.logic.searching import known_values, searched_modules
+from brickline.checking.logic.searching import TINY, known_values, searched_modules
 from brickline.checking.logic.wide_sides import (
     WideSide,
     candidate_side,
@@ -53,8 +53,6 @@ MARGIN = 10.0
 """How often the measured noise a difference must be to be one."""
 OPEN = 8.0
 """Roundoffs by which outputs of right code differ at the most for weights that are rounded."""
-TINY = 2.0**-52
-"""By how much inputs are moved: float64's own rounding."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,8 @@ class Logic:
     """Modules of the candidate that put out something else when fed what the reference's were."""
     problem: str | None = None
     """Why nothing can be said."""
+    unexplained: str | None = None
+    """What is left of the difference with all repaired that was found; None for nothing."""
     values: tuple[KnownValues, KnownValues] | None = field(default=None, repr=False, compare=False)
     """All that both sides compute, where the functions are the same and somebody asked."""
 
@@ -162,7 +162,8 @@ def _compared(rerun: Rerun, inquiry: Inquiry, *, wants_values: bool) -> Logic:
     if not has_parts(sides[0]):
         return Logic(error, noise, (FedModule("", error),))
     limit = max(FLOOR, MARGIN * noise)
-    return Logic(error, noise, searched_modules(*sides, unshared, limit, idle))
+    modules, unexplained = searched_modules(*sides, unshared, limit, idle)
+    return Logic(error, noise, modules, unexplained=unexplained)
 
 
 def roundoff_of(side: WideSide) -> float:

@@ -22,6 +22,7 @@ from brickline.align.layouts import order_of_equals, orders_by_shape, shape_of
 from brickline.checking.execution.tape import (
     ARGUMENT,
     CONSTANT,
+    REFUSALS,
     WEIGHT,
     Replay,
     Tape,
@@ -76,7 +77,6 @@ class Handed:
     value: int
     partner: int | None
     """The reference's value that it should read; None where two inputs are exchanged."""
-    exchanged: int | None = None
     order: Array | None = None
     """How the reference's value lies in the one that is read."""
 
@@ -122,7 +122,6 @@ class Search:
         self._idle = {name: each for name, each in (weights or {}).items() if name not in read}
         self._end = time.monotonic() + seconds
         self.explained = explain(ours, theirs, self.bank)
-        self.first_explained = self.explained
         self.healed: dict[int, int] = {}
         self._elements: dict[int, Array] = {}
         self._benign: set[tuple[object, ...]] = set()
@@ -149,6 +148,15 @@ class Search:
         except OutOfTimeError:
             self.spent = True
         return self.cuts
+
+    @property
+    def remainder(self) -> str | None:
+        """Say what the cuts leave unexplained; None where they explain all."""
+        if not self.differing():
+            return None
+        ended = "; the search ran out of time" if self.spent else ""
+        apart = f"the outputs differ by {self.left[-1]:.2g}"
+        return f"with {len(self.cuts)} places repaired {apart}{ended}"
 
     def differing(self) -> list[tuple[int, int]]:
         """Return the pairs of outputs that differ."""
@@ -384,7 +392,8 @@ class Search:
                 if self.explained.get(value.index) is not None:
                     continue
                 if all(
-                    source in affected or not self._counts(source) for source in value.step.inputs
+                    source in affected or not self.ours.informative(source)
+                    for source in value.step.inputs
                 ):
                     continue
                 elements = flat_of(replay.contents(value.index))
@@ -397,13 +406,9 @@ class Search:
                 wrong += 1
                 if wrong > MOST_WRONG:
                     return False
-        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        except REFUSALS:
             return False
         return self._repairs(replay)
-
-    def _counts(self, index: int) -> bool:
-        """Return whether a value tells something that another one does not."""
-        return self.ours.informative(index)
 
     def _repairs(self, replay: Replay) -> bool:
         """Return whether outputs that differed are right now."""
@@ -538,7 +543,7 @@ class Search:
         try:
             for _ in replay.run(ordered):
                 pass
-        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        except REFUSALS:
             return False
         if cut.value not in replay.values:
             return False
@@ -578,7 +583,7 @@ class Search:
                 (step.number, other): mine.tensor for step, source in edges if source == other
             }
             if self._makes_right(cut, reads=reads):
-                return Handed(edges[0][0].number, one, None, other)
+                return Handed(edges[0][0].number, one, None)
         return None
 
     def _other_weights(self, cut: Cut) -> Handed | None:
@@ -618,7 +623,7 @@ class Search:
         replay = Replay(self.ours.tape, {cut.value: self._tensor(cut)})
         try:
             touched = {value.step.name for value in replay.run()}
-        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        except REFUSALS:
             return None
         if not CONTROL.isdisjoint(touched) or self._steers(replay):
             return None

@@ -22,6 +22,7 @@ from brickline.checking.state.tensors import plain_name
 from brickline.oracle.wide_calls.state import nudge
 
 TINY = 2.0**-52
+"""By how much inputs are moved: float64's own rounding."""
 COMPUTED = "with the reference's value in place of its own, what follows is right in float64"
 HANDED = "it hands on the wrong value: with the right one, what it is read for is right in float64"
 MOST_ALTERNATIVES = 3
@@ -34,8 +35,10 @@ def searched_modules(
     unshared: Sequence[Mapping[str, float]],
     limit: float,
     idle: torch.Tensor | None = None,
-) -> tuple[FedModule, ...]:
-    """Return the modules of the candidate that compute something else, in the order found.
+) -> tuple[tuple[FedModule, ...], str | None]:
+    """Return the modules that compute something else, the one that matters most first.
+
+    And what they leave unexplained, in words; None where they explain all.
 
     Args:
         candidate: Before its call.
@@ -68,7 +71,8 @@ def searched_modules(
             repair=explanation.repair,
             shown=explanation.shown,
         )
-    return tuple(sorted(found.values(), key=lambda module: -(module.share or 0.0)))
+    modules = sorted(found.values(), key=lambda module: -(module.share or 0.0))
+    return tuple(modules), search.remainder
 
 
 def _distance(search: Search, cut: Cut) -> float:
